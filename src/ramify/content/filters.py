@@ -1,0 +1,349 @@
+"""The filter algebra: a filter is a union of boxes, a box gives each attribute a `Constraint`.
+
+    parse  ->  expression (what the user wrote)  ->  boxes  ->  algebra, key, matcher
+
+Filters are sets of events, so the laws are those of sets: `complement` is the set complement, which is
+not SQL's NOT (`NOT x = 5` does not hold where x is NULL; the spelling has settled that before the boxes
+are built). What cannot be decided (wildcards, case-less equality, CIDR) is answered on the safe side:
+
+    covers(a, b)    True only if every event that b accepts is accepted by a
+    overlaps(a, b)  False only if no event is accepted by both
+
+A filter never holds more than `MAX_BOXES` boxes; an operation that would need more raises FilterError.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ramify.content.constraints import ABSENT, ANYTHING, Constraint, Value
+from ramify.errors import FilterError
+
+if TYPE_CHECKING:
+    from ramify.content.expressions import Expression
+
+__all__ = ["EVERYTHING", "MAX_BOXES", "NOTHING_AT_ALL", "Box", "Filter", "Work", "merge_boxes", "products"]
+
+MAX_BOXES = 1024
+# How many leftovers `covers` may juggle before it gives the safe answer, no.
+_COVER_BUDGET = 4096
+# Box operations that one algebra call may spend: about two seconds, then FilterError.
+_WORK = 300_000
+# Above this many boxes all pairs are no longer compared: absorption is an optimisation, not a duty.
+_ABSORB_MOST = 512
+
+
+class Work:
+    """What one algebra call may still spend, so that a filter that explodes fails instead of hanging."""
+
+    def __init__(self, limit: int = _WORK) -> None:
+        self.left = limit
+
+    def spend(self, steps: int) -> None:
+        """Take `steps` off the budget, or raise FilterError when it is used up."""
+        self.left -= steps
+        if self.left < 0:
+            raise _too_complex()
+
+
+@dataclass(frozen=True)
+class Box:
+    """A conjunction: each named attribute lies in its Constraint. Sorted by path, never empty inside."""
+
+    constraints: tuple[tuple[str, Constraint], ...] = ()
+
+    @staticmethod
+    def of(constraints: Mapping[str, Constraint]) -> "Box | None":
+        """A box, or None when it is certainly empty. Constraints that ask nothing are dropped."""
+        if any(c.is_empty for c in constraints.values()):
+            return None
+        return Box(tuple(sorted((p, c) for p, c in constraints.items() if not c.is_anything)))
+
+    def __getitem__(self, path: str) -> Constraint:
+        """What is asked of `path`."""
+        return self.by_path.get(path, ANYTHING)
+
+    @cached_property
+    def by_path(self) -> dict[str, Constraint]:
+        """The constraints as a mapping."""
+        return dict(self.constraints)
+
+    def holds(self, attributes: Mapping[str, Value]) -> bool:
+        """Whether an event's attributes lie in the box."""
+        return all(attributes.get(path, ABSENT) in constraint for path, constraint in self.constraints)
+
+    def intersect(self, other: "Box") -> "Box | None":
+        """Exact intersection; None when it is certainly empty."""
+        if not self.constraints:
+            return other
+        both = dict(self.constraints)
+        for path, constraint in other.constraints:
+            mine = both.get(path)
+            both[path] = constraint if mine is None else mine.intersect(constraint)
+            if both[path].is_empty:
+                return None
+        return Box(tuple(sorted(both.items(), key=_path_of)))
+
+    def within(self, other: "Box") -> bool:
+        """True only when every event of this box is in `other`."""
+        mine = self.by_path
+        if not other.by_path.keys() <= mine.keys():
+            return False
+        return all(mine[path].within(constraint) for path, constraint in other.constraints)
+
+    def minus(self, other: "Box") -> "Iterator[Box]":
+        """Disjoint boxes (up to undecided tests) that hold what is in this box and not in `other`."""
+        rest = dict(self.constraints)
+        for path, constraint in other.constraints:
+            mine = rest.get(path, ANYTHING)
+            for outside in constraint.complement():
+                piece = mine.intersect(outside)
+                if not piece.is_empty:
+                    yield Box(tuple(sorted({**rest, path: piece}.items(), key=_path_of)))
+            rest[path] = mine.intersect(constraint)
+            if rest[path].is_empty:
+                return
+
+    def union(self, other: "Box") -> "Box | None":
+        """Exact union when the boxes differ in one attribute only and that union is one Constraint."""
+        if self.by_path.keys() != other.by_path.keys():
+            return None
+        differs = [p for p, c in self.constraints if other.by_path[p] != c]
+        if len(differs) != 1:
+            return None
+        merged = self[differs[0]].union(other[differs[0]])
+        return None if merged is None else Box.of({**self.by_path, differs[0]: merged})
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.constraints)
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A predicate on events: a union of boxes, and the expression it was parsed from (for `explain`).
+
+    Equality and hash are those of the canonical key, so filters that mean the same compare equal
+    wherever the algebra can see it (always, without tests and arrays).
+    """
+
+    boxes: tuple[Box, ...]
+    expression: "Expression | None" = field(default=None, compare=False, repr=False)
+
+    def holds(self, attributes: Mapping[str, Value]) -> bool:
+        """Evaluate on one event's attributes. The plain way: O(boxes x attributes), no index."""
+        return any(box.holds(attributes) for box in self.boxes)
+
+    def intersect(self, other: "Filter") -> "Filter":
+        """Events that both accept."""
+        return Filter(merge_boxes(products(self.boxes, other.boxes, Work())))
+
+    def union(self, other: "Filter") -> "Filter":
+        """Events that either accepts."""
+        return Filter(merge_boxes((*self.boxes, *other.boxes)))
+
+    def complement(self) -> "Filter":
+        """Events that this filter does not accept: the set complement, not SQL's NOT."""
+        left: tuple[Box, ...] = (Box(),)
+        work = Work()
+        for box in self.boxes:
+            outside = [
+                Box(((path, part),)) for path, constraint in box.constraints for part in constraint.complement()
+            ]
+            left = merge_boxes(products(left, outside, work))
+        return Filter(left)
+
+    def subtract(self, other: "Filter") -> "Filter":
+        """Events that this filter accepts and `other` does not."""
+        left = self.boxes
+        work = Work()
+        for box in other.boxes:
+            work.spend(len(left) * max(1, len(box.constraints)))
+            left = merge_boxes(piece for mine in left for piece in mine.minus(box))
+        return Filter(left)
+
+    def covers(self, other: "Filter") -> bool:
+        """True only if every event that `other` accepts is accepted by this filter.
+
+        Exact for filters without tests and arrays of moderate size; otherwise it may say no where yes
+        would be true, never the reverse.
+        """
+        return all(_covered(box, self.boxes) for box in other.boxes)
+
+    def overlaps(self, other: "Filter") -> bool:
+        """False only if no event is accepted by both."""
+        return any(a.intersect(b) is not None for a in self.boxes for b in other.boxes)
+
+    @property
+    def is_empty(self) -> bool:
+        """True only if no event can be accepted."""
+        return not self.boxes
+
+    def simplify(self) -> "Filter":
+        """The same set with boxes absorbed and merged where that is exact; keeps the expression."""
+        return Filter(merge_boxes(self.boxes), self.expression)
+
+    @cached_property
+    def key(self) -> bytes:
+        """16 bytes, equal for equal filters: see `ramify.content.canonical`."""
+        from ramify.content.canonical import canonical_key
+
+        return canonical_key(self.boxes)
+
+    @property
+    def paths(self) -> frozenset[str]:
+        """The attributes that this filter looks at."""
+        return frozenset(path for box in self.boxes for path, _ in box.constraints)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Filter) and (self.boxes == other.boxes or self.key == other.key)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __and__(self, other: "Filter") -> "Filter":
+        return self.intersect(other)
+
+    def __or__(self, other: "Filter") -> "Filter":
+        return self.union(other)
+
+    def __invert__(self) -> "Filter":
+        return self.complement()
+
+    def __sub__(self, other: "Filter") -> "Filter":
+        return self.subtract(other)
+
+
+def merge_boxes(boxes: Iterable[Box], most: int = MAX_BOXES) -> tuple[Box, ...]:
+    """Absorb boxes that lie in another and merge pairs whose union is a box; at most `most` remain.
+
+    Work is bounded: whenever twice `most` boxes have come together they must merge to `most`, and pairs
+    are compared among few boxes only, so a filter that explodes ends in FilterError, not in a hang.
+    """
+    distinct: dict[Box, None] = {}
+    room = 2 * most
+    for box in boxes:
+        distinct.setdefault(box)
+        if len(distinct) > room:
+            distinct = dict.fromkeys(_merge_along_each_path(list(distinct)))
+            if len(distinct) > most:
+                raise _too_many(most)
+    kept = _absorb(_merge_along_each_path(list(distinct)))
+    if len(kept) > most:
+        raise _too_many(most)
+    return tuple(kept)
+
+
+def _too_many(most: int) -> FilterError:
+    return FilterError(
+        f"the filter needs more than {most} boxes in its normal form",
+        allowed=f"up to {most} alternatives after expansion: split it into several subscriptions, "
+        "or use IN, BETWEEN and prefixes instead of long chains of OR under AND or NOT",
+    )
+
+
+def _too_complex() -> FilterError:
+    return FilterError(
+        "the filter takes too much work to bring into its normal form",
+        allowed="fewer alternatives under AND and NOT: split it into several subscriptions",
+    )
+
+
+def products(left: Iterable[Box], right: Iterable[Box], work: Work) -> Iterator[Box]:
+    """The non-empty intersections of every pair."""
+    right = list(right)
+    for a in left:
+        work.spend(len(right))
+        for b in right:
+            both = a.intersect(b)
+            if both is not None:
+                yield both
+
+
+def _merge_along_each_path(boxes: list[Box]) -> list[Box]:
+    """Unite boxes that are equal but for one attribute, attribute by attribute.
+
+    Grouping by "all the others" finds every such pair without comparing all pairs: O(constraints) dict
+    look-ups, and unions only where they can succeed.
+    """
+    alive = dict.fromkeys(boxes)
+    for path in sorted({p for box in boxes for p, _ in box.constraints}):
+        groups: dict[tuple[tuple[str, Constraint], ...], list[Box]] = {}
+        for box in [box for box in alive if path in box.by_path]:
+            groups.setdefault(tuple(pc for pc in box.constraints if pc[0] != path), []).append(box)
+        for rest, members in groups.items():
+            if len(members) < 2:
+                continue
+            for box in members:
+                del alive[box]
+            for constraint in _unite([box.by_path[path] for box in members]):
+                united = Box.of({**dict(rest), path: constraint})
+                if united is not None:
+                    alive.setdefault(united)
+    return list(alive)
+
+
+def _unite(constraints: list[Constraint]) -> list[Constraint]:
+    """Unite constraints, halves first so that long lists take O(n log n); what cannot unite stays apart."""
+    if len(constraints) <= 1:
+        return constraints
+    half = len(constraints) // 2
+    done = _unite(constraints[:half])
+    for constraint in _unite(constraints[half:]):
+        for k, other in enumerate(done):
+            merged = other.union(constraint)
+            if merged is not None:
+                done[k] = merged
+                break
+        else:
+            done.append(constraint)
+    return done
+
+
+def _absorb(boxes: list[Box]) -> list[Box]:
+    """Drop boxes that lie within another. Fewest constraints first, since those can hold others."""
+    if not 2 <= len(boxes) <= _ABSORB_MOST:
+        return boxes
+    ordered = sorted(boxes, key=lambda b: len(b.constraints))
+    kept: list[Box] = []
+    for box in ordered:
+        if not any(box.within(other) for other in kept):
+            kept = [other for other in kept if not other.within(box)]
+            kept.append(box)
+    return kept
+
+
+def _covered(box: Box, by: tuple[Box, ...]) -> bool:
+    """Whether `box` lies in the union `by`: subtract one after another until nothing is left."""
+    if any(box.within(other) for other in by):
+        return True
+    left = [box]
+    spent = 0
+    for other in by:
+        following: list[Box] = []
+        for piece in left:
+            if piece.intersect(other) is None:
+                following.append(piece)
+                continue
+            for rest in piece.minus(other):
+                spent += 1
+                if spent > _COVER_BUDGET:
+                    return False
+                if not any(rest.within(o) for o in by):
+                    following.append(rest)
+        left = following
+        if not left:
+            return True
+    return False
+
+
+def _path_of(item: tuple[str, Constraint]) -> str:
+    return item[0]
+
+
+EVERYTHING = Filter((Box(),))
+NOTHING_AT_ALL = Filter(())

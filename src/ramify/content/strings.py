@@ -1,0 +1,231 @@
+"""String tests that the interval algebra cannot express, and how each is evaluated.
+
+A `StringTest` is one opaque question about a string: does it match a glob, equal another without regard
+to case, lie in a CIDR block. The algebra never looks inside; it only knows that equal tests have equal
+answers, that a test and its negation exclude each other, and how to evaluate a test on a known string.
+The matcher's kernels evaluate the same tests from `StringTest.codes`; both are tested against each other.
+
+Globs, unlike SQL and EventBridge, are one thing here: code points, `ANY` (a run of any length, `%` or
+`*`) and `ONE` (exactly one code point, `_`).
+"""
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+__all__ = ["ANY", "ONE", "StringTest", "TestKind", "cidr", "fold", "glob", "ignore_case", "literal_prefix"]
+
+ANY = -1
+ONE = -2
+
+
+class TestKind(IntEnum):
+    """What a test asks; the numbers are the opcodes of the matcher's kernel."""
+
+    __test__ = False  # not a test case, whatever its name
+
+    GLOB = 1
+    NOCASE = 2
+    NOCASE_PREFIX = 3
+    NOCASE_SUFFIX = 4
+    CIDR4 = 5
+    CIDR6 = 6
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StringTest:
+    """One opaque question about a string.
+
+    `codes` are code points with ANY and ONE for a glob; folded code points for the case-less kinds;
+    (network, prefix bits) for CIDR4; (high 64 bits, low 64 bits, prefix bits) for CIDR6.
+    """
+
+    kind: TestKind
+    codes: tuple[int, ...]
+
+    def holds(self, text: str) -> bool:
+        """Evaluate on one string. Linear for all kinds but globs, which take O(len(text) * len(codes))."""
+        match self.kind:
+            case TestKind.GLOB:
+                return _glob_holds(self.codes, [ord(c) for c in text])
+            case TestKind.NOCASE:
+                return fold(text) == self.codes
+            case TestKind.NOCASE_PREFIX:
+                return fold(text)[: len(self.codes)] == self.codes
+            case TestKind.NOCASE_SUFFIX:
+                return not self.codes or fold(text)[-len(self.codes) :] == self.codes
+            case _:
+                return _cidr_holds(self, text)
+
+    def implies(self, other: "StringTest") -> bool:
+        """True only when every string that passes this test passes `other`: sound, not complete."""
+        if self == other:
+            return True
+        if self.kind is TestKind.GLOB and other.kind is TestKind.GLOB:
+            return _glob_implies(self.codes, other.codes)
+        if self.kind is other.kind and self.kind in (TestKind.CIDR4, TestKind.CIDR6):
+            return _cidr_implies(self, other)
+        return False
+
+    def describe(self) -> str:
+        """A short human form."""
+        if self.kind is TestKind.GLOB:
+            return f"matches {_show(self.codes)!r}"
+        if self.kind in (TestKind.CIDR4, TestKind.CIDR6):
+            return f"in {_network(self)}"
+        word = {TestKind.NOCASE: "equals", TestKind.NOCASE_PREFIX: "starts with"}.get(self.kind, "ends with")
+        return f"{word} {_show(self.codes)!r} in any case"
+
+
+def glob(codes: Sequence[int]) -> tuple[int, ...]:
+    """Normalise a glob: runs of ANY and ONE become ONE..ONE ANY, so that equal globs compare equal."""
+    out: list[int] = []
+    i = 0
+    while i < len(codes):
+        if codes[i] >= 0:
+            out.append(codes[i])
+            i += 1
+            continue
+        j = i
+        while j < len(codes) and codes[j] < 0:
+            j += 1
+        run = codes[i:j]
+        out += [ONE] * run.count(ONE) + ([ANY] if ANY in run else [])
+        i = j
+    return tuple(out)
+
+
+def literal_prefix(codes: Sequence[int]) -> str:
+    """The literal text before the first ANY or ONE."""
+    out = []
+    for code in codes:
+        if code < 0:
+            break
+        out.append(chr(code))
+    return "".join(out)
+
+
+def ignore_case(text: str, kind: TestKind) -> StringTest:
+    """A case-less equality, prefix or suffix test."""
+    return StringTest(kind, fold(text))
+
+
+def fold(text: str) -> tuple[int, ...]:
+    """Fold case one code point at a time, so that lengths never change.
+
+    EventBridge compares the upper and lower form of each character; characters whose other case is
+    several characters long (such as the German sharp s) only equal themselves.
+    """
+    return tuple(_fold_char(c) for c in text)
+
+
+def cidr(block: str) -> StringTest:
+    """A test for IPv4 or IPv6 addresses in `block`; raises ValueError when it is not a CIDR block."""
+    if "/" not in block:
+        raise ValueError("a CIDR block needs a prefix length, such as 10.0.0.0/24")
+    network = ipaddress.ip_network(block, strict=False)
+    first = int(network.network_address)
+    if network.version == 4:
+        return StringTest(TestKind.CIDR4, (first, network.prefixlen))
+    return StringTest(TestKind.CIDR6, (first >> 64, first & (2**64 - 1), network.prefixlen))
+
+
+def _fold_char(c: str) -> int:
+    low = c.lower()
+    if len(low) == 1 and low.upper() == c:
+        return ord(low)
+    return ord(c)
+
+
+def _glob_holds(codes: Sequence[int], text: Sequence[int]) -> bool:
+    """Greedy two-pointer match that returns to the last ANY only, so no exponential backtracking."""
+    i = j = 0
+    star = mark = -1
+    while i < len(text):
+        if j < len(codes) and (codes[j] == text[i] or codes[j] == ONE):
+            i += 1
+            j += 1
+        elif j < len(codes) and codes[j] == ANY:
+            star, mark = j, i
+            j += 1
+        elif star >= 0:
+            mark += 1
+            i, j = mark, star + 1
+        else:
+            return False
+    while j < len(codes) and codes[j] == ANY:
+        j += 1
+    return j == len(codes)
+
+
+def _glob_implies(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    """Whether glob `a` is contained in glob `b`: match `b` against `a` read as a text.
+
+    ANY of `b` may swallow anything of `a`; ONE of `b` swallows a letter or ONE of `a`. Sound because each
+    step maps every string of `a` to a parse of `b`.
+    """
+    reach = {0}
+    for symbol in a:
+        reach = _skip_any(b, reach)
+        after = set()
+        for j in reach:
+            if j < len(b) and b[j] == ANY:
+                after.add(j)
+            elif symbol != ANY and j < len(b) and (b[j] == symbol or b[j] == ONE):
+                after.add(j + 1)
+        reach = after
+    return len(b) in _skip_any(b, reach)
+
+
+def _skip_any(b: tuple[int, ...], reach: set[int]) -> set[int]:
+    """Close `reach` under passing an ANY of `b` that swallows nothing."""
+    out = set(reach)
+    for j in sorted(reach):
+        k = j
+        while k < len(b) and b[k] == ANY:
+            k += 1
+            out.add(k)
+    return out
+
+
+def _address(text: str) -> tuple[int, int] | None:
+    """(version, number) of an address, or None. Zone ids and IPv4 octets with leading zeros are not."""
+    if "%" in text:
+        return None
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    return address.version, int(address)
+
+
+def _cidr_holds(test: StringTest, text: str) -> bool:
+    parsed = _address(text)
+    if parsed is None:
+        return False
+    version, number = parsed
+    if test.kind is TestKind.CIDR4:
+        first, bits = test.codes
+        return version == 4 and number >> (32 - bits) == first >> (32 - bits)
+    high, low, bits = test.codes
+    return version == 6 and number >> (128 - bits) == ((high << 64) | low) >> (128 - bits)
+
+
+def _network(test: StringTest) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    if test.kind is TestKind.CIDR4:
+        return ipaddress.IPv4Network((test.codes[0], test.codes[1]))
+    return ipaddress.IPv6Network(((test.codes[0] << 64) | test.codes[1], test.codes[2]))
+
+
+def _cidr_implies(a: StringTest, b: StringTest) -> bool:
+    inner, outer = _network(a), _network(b)
+    return (
+        outer.prefixlen <= inner.prefixlen
+        and int(inner.network_address) >> (inner.max_prefixlen - outer.prefixlen)
+        == int(outer.network_address) >> (outer.max_prefixlen - outer.prefixlen)
+    )
+
+
+def _show(codes: Sequence[int]) -> str:
+    return "".join("*" if c == ANY else "?" if c == ONE else chr(c) for c in codes)
