@@ -35,13 +35,13 @@ from ramify.content.flatten import (
     Records,
     Rows,
     bracket_levels,
-    conflict,
     decode,
     duplicate_key,
     flatten,
     null_paths,
     objects,
     too_large,
+    unflattened,
 )
 from ramify.errors import InputError
 
@@ -102,14 +102,16 @@ def encode_event(event: Event, *, wrap_as: str | None = None) -> bytes:
     InputError
         When the event lacks `type` or `source`, or an attribute has no place in an envelope.
     """
-    envelope = _wrapped(event, wrap_as) if wrap_as is not None else _envelope(event)
-    return msgspec.json.encode(envelope)
+    # A raw newline in JSON can only stand between tokens, so it can become a space.
+    return _encoded(event, wrap_as).replace(b"\n", b" ").replace(b"\r", b" ")
 
 
 def encode_batch(batch: pa.RecordBatch, *, wrap_as: str | None = None) -> bytes:
-    """All rows as one JSON array: what `decode_batch` reads. Python per row. Raises like `encode_event`."""
-    events = batch_to_events(batch)
-    return b"[" + b",\n".join(encode_event(event, wrap_as=wrap_as) for event in events) + b"]"
+    """All rows as one JSON array, which `decode_batch` reads back, bodies byte for byte.
+
+    Python per row. Raises like `encode_event`.
+    """
+    return b"[" + b",\n".join(_encoded(event, wrap_as) for event in batch_to_events(batch)) + b"]"
 
 
 # --- reading -----------------------------------------------------------------------------------------
@@ -141,7 +143,7 @@ def _parse(records: Records, _: FieldMapping, publisher: str) -> tuple[Rows, dic
                 continue
         keys = flatten(found) if type(found.get("data")) is dict else len(found)
         if keys < 0:
-            faults[i] = conflict(raw)
+            faults[i] = unflattened(raw, keys)
             continue
         if keys != colons and (fault := duplicate_key(raw, keys, colons, found.values())):
             faults[i] = fault
@@ -301,6 +303,10 @@ def gather(found: Iterable[tuple[bytes, Fault | None]]) -> tuple[list[bytes], di
 # --- writing -----------------------------------------------------------------------------------------
 
 
+def _encoded(event: Event, wrap_as: str | None) -> bytes:
+    return msgspec.json.encode(_envelope(event) if wrap_as is None else _wrapped(event, wrap_as))
+
+
 def _envelope(event: Event) -> dict[str, Any]:
     context: dict[str, Any] = {"specversion": "1.0", "id": event.id}
     for name in ("source", "type"):
@@ -344,8 +350,7 @@ def _data(event: Event, prefix: str) -> dict[str, Any]:
         path.removeprefix(prefix): v for path, v in event.attributes.items() if path.startswith(prefix)
     }
     if event.body is not None and event.body_is_json:
-        # A raw newline can only be a space between tokens: without it the event stays on one line.
-        return {"data": msgspec.Raw(event.body.replace(b"\n", b" ").replace(b"\r", b" "))}
+        return {"data": msgspec.Raw(event.body)}
     if event.body is not None:
         if prefix and inner:
             raise InputError(f"event {event.id!r} has a binary body and attributes data.*; keep one")

@@ -199,7 +199,7 @@ class EventSchema:
             raise SchemaError('the schema must be a JSON object such as {"price": "double"}')
         attributes = {}
         for path, name in found.items():
-            if name not in _TYPE_NAMES:
+            if not isinstance(name, str) or name not in _TYPE_NAMES:
                 raise SchemaError(
                     f"the attribute {path!r} has the unknown type {name!r}; "
                     f"allowed: {', '.join(AttributeType)}"
@@ -298,6 +298,8 @@ def events_to_batch(events: Iterable[Event], schema: EventSchema | None = None) 
             raise SchemaError(f"event {row} has no id; give it a non-empty string")
         null_paths = []
         for path, value in event.attributes.items():
+            if not path or path in _FIXED_NAMES:
+                raise SchemaError(f"event {event.id!r}: no attribute can be called {path!r}; rename it")
             if value is None:
                 null_paths.append(path)
             elif path in columns:
@@ -363,6 +365,7 @@ def widen(one: AttributeType, other: AttributeType) -> AttributeType | None:
     return None
 
 
+_FIXED_NAMES = CONTEXT_NAMES | RESERVED_NAMES
 _TYPE_NAMES = frozenset(kind.value for kind in AttributeType)
 
 

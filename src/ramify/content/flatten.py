@@ -14,7 +14,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -65,6 +65,7 @@ _GROUP = (
 )
 _INT64 = range(-(2**63), 2**63)
 _NONE = type(None)
+_CONFLICT, _SPRAWL = -1, -2  # what `flatten` returns instead of a number of keys
 
 Fault: TypeAlias = tuple[RejectReason, str]
 
@@ -161,18 +162,21 @@ def decode(
     schema: EventSchema | None = None,
     mapping: FieldMapping = PLAIN,
     *,
-    strict: bool = True,
+    inferred: bool = False,
 ) -> Decoded:
     """Parse and type records: every one becomes a row or a `Rejected`. O(bytes + rows x columns).
 
     Without a schema the types come from the records: the first value of a path decides, integers widen
-    to doubles. `strict` says that the schema was given by the user, so that an array without a type does
-    not fit; a schema that was inferred from earlier records counts such an array as unaddressable.
+    to doubles. Reading the records again with that schema gives the same result. `inferred` says, for the
+    messages only, that the schema comes from earlier records of this input.
     """
     with _collector_paused():
         rows, faults = parse(records, mapping)
-        assembly = _Assembly(rows, faults, mapping, given=schema is not None and strict)
-        schema = schema or assembly.inferred()
+        assembly = _Assembly(rows, faults, mapping, inferred=inferred or schema is None)
+        if schema is None:
+            schema = assembly.inferred()
+        else:
+            assembly.gather(schema.attributes)
         context = [assembly.ids(records), assembly.publishers(), assembly.times()]
         columns = [assembly.column(path, kind) for path, kind in schema.attributes.items()]
         arrays = [*context, *_payload(records, rows), *columns]
@@ -223,7 +227,7 @@ def parse_plain(records: Records, mapping: FieldMapping) -> tuple[Rows, dict[int
         kinds = set(map(type, found.values()))
         keys = flatten(found) if dict in kinds else len(found)
         if keys < 0:
-            faults[i] = conflict(records.raw[i])
+            faults[i] = unflattened(records.raw[i], keys)
         elif keys != colons and (fault := duplicate_key(records.raw[i], keys, colons, found.values())):
             faults[i] = fault
         else:
@@ -268,22 +272,27 @@ def objects(records: Records, faults: dict[int, Fault]) -> Iterable[tuple[int, d
 def flatten(found: dict[str, Any]) -> int:
     """Replace the nested objects of `found` by their leaves, named by dotted path; arrays are leaves.
 
-    Returns how many keys there were, or -1 when two spellings of one path meet. Works in place because
-    most fields of most records are not nested. The depth was checked before.
+    Returns how many keys there were, or one of `_CONFLICT` and `_SPRAWL`. Works in place because most
+    fields of most records are not nested. The depth was checked before.
     """
     keys = len(found)
-    stack = [(key, value) for key, value in found.items() if type(value) is dict]
+    budget = MAX_RECORD_BYTES
+    stack = [item for item in found.items() if type(item[1]) is dict]
     for key, _ in stack:
         del found[key]
     while stack:
         at, inner = stack.pop()
         keys += len(inner)
+        # A long name above many fields would be copied into each of their paths.
+        budget -= len(at) * len(inner)
+        if budget < 0:
+            return _SPRAWL
         for key, value in inner.items():
             path = f"{at}.{key}"
             if type(value) is dict:
                 stack.append((path, value))
             elif path in found:
-                return -1
+                return _CONFLICT
             else:
                 found[path] = value
     return keys
@@ -346,8 +355,11 @@ def reserved(names: Iterable[str]) -> Fault:
     return RejectReason.RESERVED_NAME, f"the field {min(names)!r} has a reserved name; rename it"
 
 
-def conflict(raw: bytes) -> Fault:
-    """The fault of a record that spells one path in two ways."""
+def unflattened(raw: bytes, why: int) -> Fault:
+    """The fault of a record whose nested names make no usable paths."""
+    if why == _SPRAWL:
+        text = f"the dotted paths of its fields, written out, are longer than {MAX_RECORD_BYTES} characters"
+        return RejectReason.TOO_LARGE, text
     found = msgspec.json.decode(raw)
     twice = next(path for path, times in Counter(_leaves(found)).items() if times > 1)
     return (
@@ -453,34 +465,46 @@ def _a(value: Any) -> str:
 class _Assembly:
     """Turns the parsed rows into columns, and collects what does not fit."""
 
-    def __init__(self, rows: Rows, faults: dict[int, Fault], mapping: FieldMapping, *, given: bool) -> None:
+    def __init__(
+        self, rows: Rows, faults: dict[int, Fault], mapping: FieldMapping, *, inferred: bool
+    ) -> None:
         self.rows = rows
+        # Every path of every row, in the order of its first occurrence.
+        self.paths = dict.fromkeys(chain.from_iterable(rows.flat))
         # Faults by raw record, shared with the caller: a row gets at most one, the first found.
         self.faults = faults
         self.mapping = mapping
-        # Whether the user gave the schema: then an array of no one type does not fit.
-        self.given = given
+        # Whether the types come from the records, for the message.
+        self.types_are_inferred = inferred
         # Values in paths with a column that have no type: (path, row).
         self.untyped: list[tuple[str, int]] = []
-        # Columns that inference has already gathered.
-        self.gathered: dict[str, list[Any]] = {}
+        # The values of each path and the rows that they are in, in order; None stands for a null.
+        self.gathered: dict[str, tuple[Sequence[int], list[Any]]] = {}
 
-    def values(self, path: str) -> list[Any]:
-        """The values of a path by row; None where it is absent or null."""
-        found = self.gathered.pop(path, None)
-        return [flat.get(path) for flat in self.rows.flat] if found is None else found
+    def gather(self, paths: Collection[str]) -> None:
+        """Turn rows into columns. A wide log, most of whose cells are empty, costs only its full cells."""
+        rows = self.rows.flat
+        if 4 * sum(map(len, rows)) >= len(paths) * len(rows):
+            every = range(len(rows))
+            self.gathered = {path: (every, [flat.get(path) for flat in rows]) for path in paths}
+            return
+        where: dict[str, list[int]] = {path: [] for path in paths}
+        for row, flat in enumerate(rows):
+            for path in flat.keys() & where.keys():
+                where[path].append(row)
+        self.gathered = {path: (at, [rows[row][path] for row in at]) for path, at in where.items()}
 
     def inferred(self) -> EventSchema:
         """The schema of the rows themselves."""
         rows, hidden = self.rows.flat, CONTEXT_NAMES | {""}
-        paths = [path for path in dict.fromkeys(chain.from_iterable(rows)) if path not in hidden]
+        paths = [path for path in self.paths if path not in hidden]
         if len(paths) > MAX_ATTRIBUTES:
             # Typing a path looks at every row, so first drop the paths that would get no column anyway.
             cells = (item for flat in rows for item in flat.items() if item[0] not in hidden)
             typed = dict.fromkeys(path for path, value in cells if _kind_of(value) is not None)
             paths = list(typed)[:MAX_ATTRIBUTES]
-        self.gathered = {path: [flat.get(path) for flat in rows] for path in paths}
-        found = {path: _infer(values) for path, values in self.gathered.items()}
+        self.gather(paths)
+        found = {path: _infer(values) for path, (_, values) in self.gathered.items()}
         return EventSchema({path: kind for path, kind in found.items() if kind is not None})
 
     def ids(self, records: Records) -> "pa.Array[Any]":
@@ -534,9 +558,19 @@ class _Assembly:
 
     def column(self, path: str, kind: AttributeType) -> "pa.Array[Any]":
         """One attribute's column; the rows that do not fit are rejected and null."""
-        values = self.values(path)
+        rows, values = self.gathered.pop(path)
+        column = self._typed(path, kind, rows, values)
+        if len(values) == len(self.rows.flat):
+            return column
+        places = np.full(len(self.rows.flat), -1)
+        places[list(rows)] = np.arange(len(values))
+        return column.take(pa.array(places, mask=places < 0))
+
+    def _typed(
+        self, path: str, kind: AttributeType, rows: Sequence[int], values: list[Any]
+    ) -> "pa.Array[Any]":
         if kind is AttributeType.TIMESTAMP:
-            return self._timestamp_column(path, values)
+            return self._timestamps(path, rows, values)
         kinds = set(map(type, values))
         kinds.discard(_NONE)
         if kinds <= _FITTING[kind] and (list not in kinds or _elements(values) <= _FITTING_ELEMENTS[kind]):
@@ -544,10 +578,11 @@ class _Assembly:
                 return pa.array(values, kind.arrow)
             except (pa.ArrowInvalid, OverflowError):
                 pass  # an integer that is beyond its column, or needs rounding: find out which
-        for row, value in enumerate(values):
-            if value is not None:
-                values[row] = self._fitted(row, path, value, kind)
-        return pa.array(values, kind.arrow)
+        fitted = [
+            None if value is None else self._fitted(row, path, value, kind)
+            for row, value in zip(rows, values, strict=True)
+        ]
+        return pa.array(fitted, kind.arrow)
 
     def unaddressable(self, schema: EventSchema) -> dict[str, int]:
         """How many values of the kept rows no filter can reach, by path."""
@@ -555,7 +590,7 @@ class _Assembly:
         own = CONTEXT_NAMES - self.mapping.shadowed
         known = schema.attributes.keys() | own
         kept = [i not in self.faults for i in self.rows.index]
-        if not known >= set(chain.from_iterable(self.rows.flat)):
+        if not known >= self.paths.keys():
             for flat in (flat for flat, keep in zip(self.rows.flat, kept, strict=True) if keep):
                 counts.update(path for path in flat.keys() - known if flat[path] is not None)
         counts.update(path for path, row in self.untyped if kept[row])
@@ -565,27 +600,27 @@ class _Assembly:
         fitted = _fit(value, kind)
         if fitted is not None:
             return fitted
-        if type(value) is list and (not value or (not self.given and _kind_of(value) is None)):
+        if type(value) is list and _kind_of(value) is None:
             self.untyped.append((path, row))
         elif kind in _NUMERIC and _is_huge(value):
             self._reject(row, RejectReason.NOT_FINITE, f"{path!r} is beyond the largest double")
         else:
-            why = "" if self.given else " (the type of its first value in this input)"
+            why = " (the type of its first value in this input)" if self.types_are_inferred else ""
             limit = ", and within 64 bits" if kind is AttributeType.INT64 and type(value) is int else ""
             text = f"{path!r} is {_a(value)}; it must be {kind}{why}{limit}"
             self._reject(row, RejectReason.WRONG_TYPE, text)
         return None
 
-    def _timestamp_column(self, path: str, values: list[Any]) -> "pa.Array[Any]":
+    def _timestamps(self, path: str, rows: Sequence[int], values: list[Any]) -> "pa.Array[Any]":
         texts: list[str | None] = [value if type(value) is str else None for value in values]
         column, bad = parse_timestamps(texts)
-        wrong = [row for row, v in enumerate(values) if v is not None and type(v) is not str]
-        for row in sorted({*bad, *wrong}):
-            if values[row] == []:
-                self.untyped.append((path, row))
+        wrong = [k for k, v in enumerate(values) if v is not None and type(v) is not str]
+        for k in sorted({*bad, *wrong}):
+            if type(values[k]) is list and _kind_of(values[k]) is None:
+                self.untyped.append((path, rows[k]))
                 continue
-            text = f"{path!r} is {_a(values[row])}; it must be an RFC 3339 time"
-            self._reject(row, RejectReason.WRONG_TYPE, text)
+            text = f"{path!r} is {_a(values[k])}; it must be an RFC 3339 time"
+            self._reject(rows[k], RejectReason.WRONG_TYPE, text)
         return column
 
     def _names(self, path: str) -> list[str | None]:
@@ -628,7 +663,7 @@ _KIND_OF: dict[type, AttributeType] = {
 
 
 def _elements(values: Iterable[Any]) -> set[type]:
-    return set(map(type, chain.from_iterable(value for value in values if value is not None)))
+    return set(map(type, chain.from_iterable(filter(None, values))))
 
 
 def _kind_of(value: Any) -> AttributeType | None:

@@ -316,9 +316,9 @@ def _batched(items: Iterable[_Item], name: str | None, batch_rows: int) -> Itera
 def _decoded(
     chunks: Iterable[Records], parse: Parser, schema: EventSchema | None, mapping: FieldMapping
 ) -> Iterator[Decoded]:
-    given = schema is not None
+    inferred = schema is None
     for records in chunks:
-        decoded = decode(records, parse, schema, mapping, strict=given)
+        decoded = decode(records, parse, schema, mapping, inferred=inferred)
         schema = schema or EventSchema.of_batch(decoded.batch)
         yield decoded
 
@@ -355,14 +355,16 @@ def _opened_parquet(source: Source) -> Iterator[tuple[pq.ParquetFile, str | None
         opened = pa.BufferReader(source)
     elif isinstance(source, str | os.PathLike):
         path, name = os.fspath(source), Path(source).name
-        if not Path(path).is_file():
+        if Path(path).is_dir():
+            raise InputError("this is a directory; give one Parquet file", path=path)
+        if not Path(path).exists():
             raise InputError("there is no such file", path=path)
     try:
         with pq.ParquetFile(opened) as file:
             yield file, name
     except InputError as error:
         raise InputError(error.reason, path=path) from None
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         text = (
             f"not a readable Parquet file ({error}); it may be damaged or cut off: write or copy it again"
         )
@@ -376,7 +378,6 @@ class _Layout:
     mapping: FieldMapping
     schema: EventSchema
     kinds: dict[str, AttributeType | None]
-    given: bool
     native: bool
     body: str | None
 
@@ -385,9 +386,7 @@ class _Layout:
         cls, columns: pa.Schema, schema: EventSchema | None, mapping: FieldMapping, body: str | None
     ) -> "_Layout":
         """Check the columns of a file against what is asked of it."""
-        native = all(
-            n in columns.names and columns.field(n).type == FIXED_COLUMNS.field(n).type for n in _OURS
-        )
+        native = set(_OURS) <= set(columns.names)
         reserved = RESERVED_NAMES.intersection(columns.names)
         if reserved and not native:
             raise InputError(f"the column {min(reserved)!r} has a reserved name; rename it")
@@ -407,16 +406,16 @@ class _Layout:
             raise InputError(f"the publisher column {mapping.publisher!r} must hold strings or integers")
         if body is not None and not any(path == body and _is_bytes(dtype) for path, dtype in leaves):
             raise InputError(f"there is no column {body!r} of bytes or strings to be the body")
-        given = schema is not None
         hidden = CONTEXT_NAMES | {""}
         if schema is None:
             schema = EventSchema({p: k for p, k in kinds.items() if k is not None and p not in hidden})
-        return cls(mapping, schema, kinds, given, native, body)
+        return cls(mapping, schema, kinds, native, body)
 
 
 _TEXT = AttributeType.STRING
 _NAMES = frozenset({AttributeType.STRING, AttributeType.INT64})
 _OURS = FIXED_COLUMNS.names
+_NO_PATHS: Any = pa.scalar([], FIXED_COLUMNS.field("_nulls").type)
 
 
 def _kind(dtype: pa.DataType) -> AttributeType | None:
@@ -473,6 +472,8 @@ class _Columns:
             if kind is None or (wanted is None and not own):
                 self.unreached[path] = _as_mask(array.is_valid())
                 continue
+            if kind is AttributeType.INT64 and wanted is AttributeType.DOUBLE and not own:
+                kind = wanted  # straight away: an unsigned integer may fit only here
             values = self._canonical(path, array, kind)
             fitted[path] = values
             self._weigh(path, values)
@@ -514,20 +515,14 @@ class _Columns:
         return array
 
     def _array_elements(self, path: str, array: Any, kind: AttributeType) -> Any:
-        elements, parents = (
-            pc.list_flatten(array),
-            pc.list_parent_indices(array).to_numpy(zero_copy_only=False),
-        )
+        elements, parents = _elements_of(array)
         if kind is AttributeType.NUMBERS:
             bad = _marked(self.rows, parents[~_as_mask(pc.is_finite(elements), True)])
             self._reject(bad, *_not_finite(path))
         if not elements.null_count:
             return array
         holed = _marked(self.rows, parents[_as_mask(elements.is_null())])
-        if self.layout.given:
-            self._reject(holed, RejectReason.WRONG_TYPE, f"{path!r} has a null element; it must be {kind}")
-        else:
-            self.unreached[path] = holed
+        self.unreached[path] = holed
         return pc.if_else(pa.array(holed), pa.scalar(None, array.type), array)
 
     def _check_utf8(self, path: str, array: Any) -> None:
@@ -577,7 +572,7 @@ class _Columns:
             rows = pa.array(np.arange(first, first + self.rows)).cast(pa.string())
             return pc.binary_join_element_wise(pa.scalar(name), rows, ":")  # type: ignore[call-overload]
         ids = self._names(fitted, path).fill_null("")
-        bad = _as_mask(pc.equal(pc.binary_length(ids), 0))
+        bad = _lengths(ids) == 0
         self._reject(bad, RejectReason.NO_ID, f"the row has no {path!r}; give it a non-empty string")
         return ids
 
@@ -612,14 +607,15 @@ class _Columns:
     def _payload(self) -> list[Any]:
         """The reserved columns: as written for a file of ours, estimated otherwise."""
         if self.layout.native:
-            size, body, is_json, nulls = (self.leaves[name] for name in _OURS[3:])
-            no_paths = pa.scalar([], FIXED_COLUMNS.field("_nulls").type)
-            return [size.fill_null(0), body, is_json.fill_null(False), pc.coalesce(nulls, no_paths)]
+            size, body, is_json, nulls = (
+                self.leaves[n].cast(FIXED_COLUMNS.field(n).type) for n in _OURS[3:]
+            )
+            return [size.fill_null(0), body, is_json.fill_null(False), pc.coalesce(nulls, _NO_PATHS)]
         body = _absent(self.rows, pa.binary())
         if self.layout.body is not None:
             body = self.leaves[self.layout.body].cast(pa.binary())
             self._weigh(self.layout.body, body)
-        offsets = pa.array(np.zeros(self.rows + 1, np.int32))
+        offsets: Any = pa.array(np.zeros(self.rows + 1, np.int32))
         nulls = pa.ListArray.from_arrays(offsets, pa.array([], pa.string()))
         return [pa.array(self.size), body, pa.array(np.zeros(self.rows, bool)), nulls]
 
@@ -627,9 +623,8 @@ class _Columns:
         """Add what this column contributes to each row's size."""
         dtype = values.type
         if pa.types.is_list(dtype):
-            elements, parents = pc.list_flatten(values), pc.list_parent_indices(values)
-            each = _lengths(elements)
-            weight = np.bincount(parents.to_numpy(zero_copy_only=False), each, self.rows).astype(np.int64)
+            elements, parents = _elements_of(values)
+            weight = np.bincount(parents, _lengths(elements), self.rows).astype(np.int64)
         else:
             weight = _lengths(values)
         self.size += np.where(_as_mask(values.is_valid()), weight + len(path.encode()), 0)
@@ -637,6 +632,15 @@ class _Columns:
     def _reject(self, mask: Any, reason: RejectReason, detail: str) -> None:
         for row in np.flatnonzero(mask).tolist():
             self.faults.setdefault(row, (reason, detail))
+
+
+def _elements_of(lists: Any) -> tuple[Any, Any]:
+    """All elements, and the row of each.
+
+    Not `list_parent_indices`: a null list may hide elements, which it counts and `list_flatten` leaves out.
+    """
+    lengths = pc.list_value_length(lists).fill_null(0).to_numpy()
+    return pc.list_flatten(lists), np.repeat(np.arange(len(lists)), lengths)
 
 
 def _lengths(values: Any) -> Any:

@@ -39,6 +39,7 @@ __all__ = [
     "cut_or",
     "cut_within",
     "microseconds",
+    "next_prefix",
     "number_above",
     "number_below",
     "numbers_equal",
@@ -266,7 +267,7 @@ def strings_below(value: str, inclusive: bool) -> ValueSet:
 
 def prefixed(prefix: str) -> ValueSet:
     """Strings that start with `prefix`."""
-    after = _next_prefix(prefix)
+    after = next_prefix(prefix)
     return ValueSet(strings=(prefix,) if after is None else (prefix, after))
 
 
@@ -369,7 +370,7 @@ def _implied(known: frozenset[Literal], asked: Literal) -> bool:
     return False
 
 
-def _next_prefix(prefix: str) -> str | None:
+def next_prefix(prefix: str) -> str | None:
     """The least string above all that start with `prefix`; None when there is none."""
     while prefix:
         last = ord(prefix[-1])
