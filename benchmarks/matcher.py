@@ -211,7 +211,7 @@ def main() -> None:
     speed: dict[int, float] = {}
     speed2: dict[int, float] = {}
     mean_matches: dict[int, float] = {}
-    for count in (1_000, 10_000, 100_000):
+    for count in COUNTS:
         subscriptions = make_subscriptions(rng, count)
         filters = [s.filter() for s in subscriptions]
         for s, filter_ in list(zip(subscriptions, filters, strict=True))[:200]:

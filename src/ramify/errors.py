@@ -54,7 +54,12 @@ class FilterError(InputError):
     """
 
     def __init__(
-        self, reason: str, *, text: str | None = None, position: int | None = None, allowed: str | None = None
+        self,
+        reason: str,
+        *,
+        text: str | None = None,
+        position: int | None = None,
+        allowed: str | None = None,
     ) -> None:
         self.text = text
         self.position = position

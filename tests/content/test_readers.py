@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ramify.content import flatten, readers
+from ramify.content import flatten, framing
 from ramify.content.events import AttributeType, Decoded, EventSchema, RejectReason, batch_to_events
 from ramify.content.flatten import (
     MAX_DEPTH,
@@ -557,7 +557,7 @@ def test_the_schema_of_a_stream_comes_from_its_first_batch() -> None:
 
 
 def test_a_batch_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "_BATCH_BYTES", 100)
+    monkeypatch.setattr(framing, "BATCH_BYTES", 100)
     batches = list(read_ndjson(b'{"id":"a"}\n' * 50))
     assert len(batches) == 5
     assert sum(decoded.records for decoded in batches) == 50

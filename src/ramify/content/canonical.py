@@ -10,91 +10,136 @@ Tests and array conditions are boolean variables of their own, right after their
 may be dependent (a suffix test implies another) is not seen: such filters may be equal and yet have
 different keys, which costs a merge of classes and nothing else. Equal keys always mean equal filters.
 
-Cost: one diagram node per distinct set of live boxes. Past `_NODES` nodes the key is taken from the
-sorted boxes instead, marked so that it cannot equal a diagram's.
+Cost: one diagram node per distinct set of live boxes, and the size of that set per cell of an attribute.
+Past `_STEPS` such steps, or `_DEPTH` levels, the key is taken from the sorted boxes instead, marked so that
+it cannot equal a diagram's. Both bounds count the filter alone: the key is the same in every process.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ramify.content.constraints import ANYTHING, Constraint
 from ramify.content.filters import Box, merge_boxes
-from ramify.content.values import EVERY_VALUE, ValueSet, cut_contains
+from ramify.content.values import EVERY_VALUE, ValueSet
 
 __all__ = ["canonical_key"]
 
-_NODES = 20_000
+# About half a second of work.
+_STEPS = 400_000
+_NODE_STEPS = 20
+_DEPTH = 150
 _EMPTY = b"empty"
 _FULL = b"full"
 # A box under way: what it still asks, by attribute; and of the boolean variables it asks now.
 _Rest = tuple[tuple[str, Constraint], ...]
-_Live = tuple[_Rest, tuple[tuple[str, bool], ...]]
+_Flags = tuple[tuple[str, bool], ...]
+_Live = tuple[_Rest, _Flags]
 
 
 def canonical_key(boxes: Sequence[Box]) -> bytes:
     """16 bytes that are equal for equal filters (see the module for what equal means with tests)."""
     merged = merge_boxes(boxes)
+    diagram = _Diagram()
     try:
-        key = _Diagram().node(frozenset((box.constraints, ()) for box in merged))
+        key = diagram.node(frozenset(diagram.number((box.constraints, ())) for box in merged), 0)
     except _TooLargeError:
         key = _digest("boxes", sorted(_spell(box) for box in merged))
     return _digest("filter", key)
 
 
 class _TooLargeError(Exception):
-    """The diagram has more nodes than it may have."""
+    """The diagram takes more work than it may."""
 
 
 class _Diagram:
-    """Builds keys of sub-diagrams bottom up, each distinct set of live boxes once."""
+    """Builds keys of sub-diagrams bottom up, each distinct set of live boxes once.
+
+    Live boxes go by number, so that a set of them is hashed and compared without looking inside.
+    """
 
     def __init__(self) -> None:
-        self.memo: dict[frozenset[_Live], bytes] = {}
+        self.memo: dict[frozenset[int], bytes] = {}
+        self.numbers: dict[_Live, int] = {}
+        self.boxes: list[_Live] = []
+        self.left = _STEPS
 
-    def node(self, live: frozenset[_Live]) -> bytes:
+    def number(self, box: _Live) -> int:
+        number = self.numbers.setdefault(box, len(self.boxes))
+        if number == len(self.boxes):
+            self.boxes.append(box)
+        return number
+
+    def spend(self, steps: int) -> None:
+        self.left -= steps
+        if self.left < 0:
+            raise _TooLargeError
+
+    def node(self, live: frozenset[int], depth: int) -> bytes:
         if not live:
             return _EMPTY
-        if any(not box and not flags for box, flags in live):
-            return _FULL
         known = self.memo.get(live)
         if known is None:
-            if len(self.memo) >= _NODES:
+            self.spend(_NODE_STEPS * len(live))
+            if depth > _DEPTH:
                 raise _TooLargeError
-            known = self._variable(live) if any(flags for _, flags in live) else self._attribute(live)
+            boxes = [self.boxes[k] for k in live]
+            if any(not rest and not flags for rest, flags in boxes):
+                known = _FULL
+            elif any(flags for _, flags in boxes):
+                known = self._variable(boxes, depth)
+            else:
+                known = self._attribute(boxes, depth)
             self.memo[live] = known
         return known
 
-    def _variable(self, live: frozenset[_Live]) -> bytes:
+    def _variable(self, boxes: list[_Live], depth: int) -> bytes:
         """Branch on the first boolean variable that any box asks about."""
-        variable = min(f[0] for _, flags in live for f in flags)
-        children = []
-        for value in (False, True):
-            children.append(
-                self.node(
-                    frozenset(
-                        (box, tuple(f for f in flags if f[0] != variable))
-                        for box, flags in live
-                        if (variable, not value) not in flags
-                    )
-                )
+        variable = min(f[0] for _, flags in boxes for f in flags)
+        if_false, if_true = (
+            self.node(
+                frozenset(
+                    self.number((rest, tuple(f for f in flags if f[0] != variable)))
+                    for rest, flags in boxes
+                    if (variable, not value) not in flags
+                ),
+                depth + 1,
             )
-        return children[0] if children[0] == children[1] else _digest("if", variable, *children)
+            for value in (False, True)
+        )
+        return if_false if if_false == if_true else _digest("if", variable, if_false, if_true)
 
-    def _attribute(self, live: frozenset[_Live]) -> bytes:
+    def _attribute(self, boxes: list[_Live], depth: int) -> bytes:
         """Branch on the first attribute that any box asks about."""
-        path = min(box[0][0] for box, _ in live if box)
-        split = [_split(box, path) for box, _ in live]
+        path = min(rest[0][0] for rest, _ in boxes if rest)
         children: dict[bytes, list[tuple[str, Any]]] = {}
-        for name, piece, survivors in _pieces(split):
-            children.setdefault(self.node(survivors), []).append((name, piece))
+        for name, piece, survivors in self._pieces([_split(rest, path) for rest, _ in boxes]):
+            self.spend(1 + len(survivors))
+            children.setdefault(self.node(survivors, depth + 1), []).append((name, piece))
         if len(children) == 1:
             return next(iter(children))
-        edges = []
-        for child, pieces in children.items():
-            if child != _EMPTY:
-                edges.append(_digest("edge", _unite(pieces), child))
+        edges = [
+            _digest("edge", _unite(pieces), child) for child, pieces in children.items() if child != _EMPTY
+        ]
         return _digest("split", path, sorted(edges))
+
+    def _pieces(self, split: list[tuple[Constraint, _Rest]]) -> Iterator[tuple[str, Any, frozenset[int]]]:
+        """The parts of an attribute's domain on which every box's answer is the same."""
+        plain = [self.number((rest, ())) for _, rest in split]
+        yield "absent", True, frozenset(n for (c, _), n in zip(split, plain, strict=True) if c.absent)
+        yield "null", True, frozenset(n for (c, _), n in zip(split, plain, strict=True) if c.null)
+        for name in ("numbers", "booleans", "times"):
+            for low, high, inside in _cells(name, split):
+                yield name, _cell(low, high), frozenset(plain[k] for k in inside)
+        tested = [self.number((rest, _test_flags(c.scalars))) for c, rest in split]
+        for low, high, inside in _cells("strings", split):
+            if high == low + "\0":  # a cell of a single string decides its tests
+                live = frozenset(plain[k] for k in inside if low in split[k][0].scalars)
+            else:
+                live = frozenset(tested[k] for k in inside)
+            yield "strings", _cell(low, high), live
+        arrays = ((rest, _array_flags(c)) for c, rest in split if c.arrays is not None)
+        yield "arrays", True, frozenset(self.number(box) for box in arrays)
 
 
 def _split(box: _Rest, path: str) -> tuple[Constraint, _Rest]:
@@ -104,52 +149,41 @@ def _split(box: _Rest, path: str) -> tuple[Constraint, _Rest]:
     return ANYTHING, box
 
 
-def _pieces(split: list[tuple[Constraint, _Rest]]) -> Iterable[tuple[str, Any, frozenset[_Live]]]:
-    """The parts of an attribute's domain on which every box's answer is the same."""
-    yield "absent", True, frozenset((rest, ()) for c, rest in split if c.absent)
-    yield "null", True, frozenset((rest, ()) for c, rest in split if c.null)
-    for name in ("numbers", "booleans", "times"):
-        for low, high in _cells(name, split):
-            inside = ((rest, ()) for c, rest in split if cut_contains(getattr(c.scalars, name), low))
-            yield name, _cell(low, high), frozenset(inside)
-    yield from _string_pieces(split)
-    yield (
-        "arrays",
-        True,
-        frozenset(
-            (
-                rest,
-                (
-                    *((_spell_values(s), True) for s in c.arrays.some),
-                    *((_spell_values(n), False) for n in c.arrays.none),
-                ),
-            )
-            for c, rest in split
-            if c.arrays is not None
-        ),
-    )
-
-
-def _string_pieces(split: list[tuple[Constraint, _Rest]]) -> Iterable[tuple[str, Any, frozenset[_Live]]]:
-    """As `_pieces`; a cell of a single string decides its tests, any other keeps them as variables."""
-    for low, high in _cells("strings", split):
-        inside = [(c.scalars, rest) for c, rest in split if cut_contains(c.scalars.strings, low)]
-        if high == low + "\0":
-            live = frozenset((rest, ()) for values, rest in inside if low in values)
-        else:
-            live = frozenset((rest, _spell_tests(values)) for values, rest in inside)
-        yield "strings", _cell(low, high), live
-
-
-def _cells(name: str, split: list[tuple[Constraint, _Rest]]) -> list[tuple[Any, Any]]:
-    """The intervals between neighbouring cuts of any box, from the least point of the line on."""
-    cuts = {cut for c, _ in split for cut in getattr(c.scalars, name)}
-    ordered = sorted(cuts | set(getattr(EVERY_VALUE, name)))
-    return [(cut, ordered[k + 1] if k + 1 < len(ordered) else None) for k, cut in enumerate(ordered)]
+def _cells(name: str, split: list[tuple[Constraint, _Rest]]) -> Iterator[tuple[Any, Any, list[int]]]:
+    """The intervals between neighbouring cuts of any box, and which boxes hold there: one sweep."""
+    flips: dict[Any, list[int]] = {getattr(EVERY_VALUE, name)[0]: []}
+    for k, (constraint, _) in enumerate(split):
+        for cut in getattr(constraint.scalars, name):
+            flips.setdefault(cut, []).append(k)
+    ordered = sorted(flips)
+    inside: dict[int, None] = {}
+    for cut, following in zip(ordered, [*ordered[1:], None], strict=True):
+        for k in flips[cut]:
+            if k in inside:
+                del inside[k]
+            else:
+                inside[k] = None
+        yield cut, following, list(inside)
 
 
 def _cell(low: Any, high: Any) -> tuple[Any, ...]:
     return (low,) if high is None else (low, high)
+
+
+def _test_flags(values: ValueSet) -> _Flags:
+    return tuple(
+        sorted(
+            (repr(sorted((t.kind.value, t.codes) for t in tests)), wanted) for tests, wanted in values.tests
+        )
+    )
+
+
+def _array_flags(constraint: Constraint) -> _Flags:
+    assert constraint.arrays is not None
+    return (
+        *sorted((s.spelling, True) for s in constraint.arrays.some),
+        *sorted((n.spelling, False) for n in constraint.arrays.none),
+    )
 
 
 def _unite(pieces: list[tuple[str, Any]]) -> str:
@@ -175,20 +209,8 @@ def _spell(box: Box) -> str:
 def _spell_constraint(c: Constraint) -> Any:
     arrays = None
     if c.arrays is not None:
-        arrays = (sorted(map(_spell_values, c.arrays.some)), sorted(map(_spell_values, c.arrays.none)))
-    return c.absent, c.null, _spell_values(c.scalars), arrays
-
-
-def _spell_values(values: ValueSet) -> str:
-    return repr((values.numbers, values.strings, values.booleans, values.times, _spell_tests(values)))
-
-
-def _spell_tests(values: ValueSet) -> tuple[tuple[str, bool], ...]:
-    return tuple(
-        sorted(
-            (repr(sorted((t.kind.value, t.codes) for t in tests)), wanted) for tests, wanted in values.tests
-        )
-    )
+        arrays = (sorted(s.spelling for s in c.arrays.some), sorted(n.spelling for n in c.arrays.none))
+    return c.absent, c.null, c.scalars.spelling, arrays
 
 
 def _digest(*parts: Any) -> bytes:

@@ -16,9 +16,9 @@ Specification: CloudEvents 1.0.2, and its JSON Event Format, sections 2.2, 3 and
 import base64
 import binascii
 import re
-from codecs import BOM_UTF8
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import lru_cache, partial
+from itertools import compress
 from typing import Any
 
 import msgspec
@@ -26,23 +26,11 @@ import numpy as np
 import pyarrow as pa
 
 from ramify.content.events import Decoded, Event, EventSchema, RejectReason, batch_to_events
-from ramify.content.flatten import (
-    MAX_RECORD_BYTES,
-    PLAIN,
-    Fault,
-    FieldMapping,
-    Parser,
-    Records,
-    Rows,
-    bracket_levels,
-    decode,
-    duplicate_key,
-    flatten,
-    null_paths,
-    objects,
-    too_large,
-    unflattened,
-)
+from ramify.content.flatten import FieldMapping, Parser, decode, parse_shapes
+from ramify.content.framing import ArraySplitter, array_records
+from ramify.content.leaves import Leaf, Leaves, Shape
+from ramify.content.records import Fault, Records
+from ramify.content.tabulate import Parsed
 from ramify.errors import InputError
 
 __all__ = [
@@ -54,8 +42,8 @@ __all__ = [
     "encode_event",
 ]
 
-_JSON_WHITESPACE = b" \t\r\n"
-_STRINGS = frozenset({"type", "source", "subject", "dataschema", "datacontenttype"})
+_REQUIRED = frozenset({"specversion", "id", "source", "type"})
+_STRINGS = _REQUIRED | {"subject", "dataschema", "datacontenttype"}
 _SCALARS = frozenset({str, int, bool, type(None)})
 
 
@@ -83,9 +71,7 @@ def decode_batch(
     Elements are told apart by their brackets, so one that is malformed inside but balanced costs only
     itself; after an unbalanced one the rest of the array is lost with it, and reported so.
     """
-    splitter = ArraySplitter()
-    raw, refused = gather([*splitter.feed(data.removeprefix(BOM_UTF8)), *splitter.finish()])
-    return decode(Records(raw, source=source, refused=refused), cloudevents_parser(publisher), schema)
+    return decode(array_records(data, source), cloudevents_parser(publisher), schema)
 
 
 def encode_event(event: Event, *, wrap_as: str | None = None) -> bytes:
@@ -122,56 +108,90 @@ def cloudevents_parser(publisher: str = "source") -> Parser:
     return partial(_parse, publisher=publisher)
 
 
-def _parse(records: Records, _: FieldMapping, publisher: str) -> tuple[Rows, dict[int, Fault]]:
-    rows, faults = Rows(), dict(records.refused)
-    data_of = msgspec.json.Decoder(_Data).decode
-    for i, found, colons in objects(records, faults):
-        raw = records.raw[i]
+def _parse(records: Records, _: FieldMapping, publisher: str) -> Parsed:
+    parsed = parse_shapes(records, _spread)
+    leaves, faults, index = parsed.leaves, parsed.faults, parsed.index
+    leaves.columns.pop("specversion", None)
+    encoded = leaves.columns.pop("data_base64", Leaf())
+    for path in [path for path in leaves.columns if path != "data" and not path.startswith("data.")]:
+        leaves.discard_nulls(path)
+    _fill_publishers(leaves, publisher)
+    parsed.bodies = _bodies(parsed, records)
+    parsed.body_is_json = [body is not None for body in parsed.bodies]
+    spoilt = []
+    for row, text in zip(encoded.rows.tolist(), encoded.values, strict=True):
+        try:
+            parsed.bodies[row] = None if text is None else base64.b64decode(text, validate=True)
+        except (ValueError, binascii.Error):
+            faults[index[row]] = _bad("data_base64 is not base64")
+            spoilt.append(row)
+    if spoilt:
+        leaves.drop(spoilt)
+    return parsed
+
+
+def _spread(shape: Shape, parsed: Parsed) -> None:
+    columns = shape.columns()
+    if _is_sound(shape.keys, columns):
+        parsed.leaves.add(shape, columns=columns)
+        return
+    good = []
+    for k, (row, found) in enumerate(zip(shape.rows.tolist(), shape.objects, strict=True)):
         fault = _envelope_fault(found)
-        if fault is not None:
-            faults[i] = fault
-            continue
-        has_data, encoded = "data" in found, found.get("data_base64")
-        body: bytes | None = None
-        if has_data:
-            body = bytes(data_of(raw).data)
-        elif encoded is not None:
-            try:
-                body = base64.b64decode(encoded, validate=True)
-            except (ValueError, binascii.Error):
-                faults[i] = _bad("data_base64 is not base64")
-                continue
-        keys = flatten(found) if type(found.get("data")) is dict else len(found)
-        if keys < 0:
-            faults[i] = unflattened(raw, keys)
-            continue
-        if keys != colons and (fault := duplicate_key(raw, keys, colons, found.values())):
-            faults[i] = fault
-            continue
-        found.pop("data_base64", None)
-        del found["specversion"]
-        if nulls := null_paths(found, PLAIN.shadowed):
-            for name in [path for path in nulls if path != "data" and not path.startswith("data.")]:
-                del found[name]
-                nulls.remove(name)
-            rows.nulls[len(rows.index)] = nulls
-        if "publisher" not in found:
-            found["publisher"] = found.get(publisher)
-        rows.index.append(i)
-        rows.flat.append(found)
-        rows.bodies.append(body)
-        rows.body_is_json.append(has_data)
-    return rows, faults
+        if fault is None:
+            good.append(k)
+        else:
+            parsed.faults[parsed.index[row]] = fault
+    parsed.leaves.add(Shape(shape.keys, shape.rows[good], [shape.objects[k] for k in good]))
+
+
+def _fill_publishers(leaves: Leaves, path: str) -> None:
+    """Where an event names no publisher, the field at `path` is it."""
+    other = leaves.columns.get(path)
+    if other is None or path == "publisher":
+        return
+    own = leaves.columns.setdefault("publisher", Leaf())
+    free = ~np.isin(other.rows, own.rows)
+    own.extend(other.rows[free], list(compress(other.values, free.tolist())), other.kinds)
+    leaves.discard_nulls("publisher")
+
+
+def _bodies(parsed: Parsed, records: Records) -> list[bytes | None]:
+    """The data of each row as it was written; None where it has none."""
+    data_of = msgspec.json.Decoder(_Data).decode
+    raw, faults = records.raw, parsed.faults
+    return [None if i in faults else bytes(data_of(raw[i]).data) or None for i in parsed.index]
 
 
 class _Data(msgspec.Struct):
-    """Only the data, as it was written: it is handed back byte for byte."""
+    """Only the data, as it was written: it is handed back byte for byte. No JSON text is empty."""
 
-    data: msgspec.Raw
+    data: msgspec.Raw = msgspec.Raw(b"")
 
 
 def _bad(detail: str) -> Fault:
     return RejectReason.BAD_CLOUDEVENT, detail
+
+
+def _is_sound(keys: tuple[str, ...], columns: list[list[Any]]) -> bool:
+    """Whether `_envelope_fault` would find nothing in any of these envelopes. It may say no in doubt."""
+    if not _REQUIRED.issubset(keys) or ("data" in keys and "data_base64" in keys):
+        return False
+    for name, values in zip(keys, columns, strict=True):
+        if name == "data":
+            continue
+        kinds = set(map(type, values))
+        if name in _STRINGS:
+            if kinds != {str} or not all(values):
+                return False
+        elif name == "data_base64":
+            if not kinds <= {str, type(None)}:
+                return False
+        elif not (kinds <= _SCALARS and _is_legal(name)):
+            return False
+        if name == "specversion" and set(values) != {"1.0"}:
+            return False
+    return True
 
 
 def _envelope_fault(found: dict[str, Any]) -> Fault | None:
@@ -203,101 +223,6 @@ def _envelope_fault(found: dict[str, Any]) -> Fault | None:
 @lru_cache(maxsize=4096)
 def _is_legal(name: str) -> bool:
     return re.fullmatch(r"[a-z0-9]+", name) is not None
-
-
-class ArraySplitter:
-    """Cuts a JSON array, fed in pieces, into the bytes of its elements without decoding them.
-
-    Feed chunks in order, then call `finish`. Each element comes with a fault if it is already known to be
-    bad. Vectorised: O(n) whatever the bytes, and an element beyond the size limit is never held whole.
-    """
-
-    def __init__(self) -> None:
-        # How far we are: before the '[', inside the array, or after its ']'.
-        self.opened = self.closed = False
-        # The state of the scan at the end of the last chunk; `held` is half of an escape pair.
-        self.quoted, self.level, self.held = False, 0, b""
-        # The element in progress, from its first byte that is no space.
-        self.tail, self.oversize = bytearray(), False
-        # Elements seen so far; anything but spaces after the array, or instead of it.
-        self.elements, self.junk = 0, b""
-
-    def feed(self, chunk: bytes) -> Iterator[tuple[bytes, Fault | None]]:
-        """The elements that end in this chunk."""
-        data = self.held + chunk
-        escapes = len(data) - len(data.rstrip(b"\\"))
-        self.held = data[len(data) - escapes % 2 :]
-        data = data[: len(data) - escapes % 2]
-        if not self.opened:
-            data = data.lstrip(_JSON_WHITESPACE)
-            self.opened = not self.junk and data[:1] == b"["
-            if not self.opened:
-                self.junk = self.junk or data[:256]
-                return
-            self.level, data = 1, data[1:]
-        if self.closed:
-            self.junk = self.junk or data.strip(_JSON_WHITESPACE)[:256]
-            return
-        if not data:
-            return
-        quoted, levels = bracket_levels(data, self.quoted, self.level)
-        self.quoted, self.level = bool(quoted[-1]), int(levels[-1])
-        plain = np.frombuffer(data, np.uint8)
-        ends = np.flatnonzero(levels == 0)
-        end = int(ends[0]) if len(ends) else len(data)
-        cuts = np.flatnonzero((plain[:end] == 0x2C) & (levels[:end] == 1) & ~quoted[:end])
-        start = 0
-        for cut in cuts.tolist():
-            self._append(data[start:cut])
-            yield self._element()
-            start = cut + 1
-        self._append(data[start:end])
-        if end < len(data):
-            self.closed = True
-            self.junk = data[end + 1 :].strip(_JSON_WHITESPACE)[:256]
-            if data[end : end + 1] != b"]":
-                self.junk = data[end : end + 256]
-            if self.tail or self.oversize or self.elements:
-                yield self._element()
-
-    def finish(self) -> Iterator[tuple[bytes, Fault | None]]:
-        """The element that the end of the input cut off, and what follows or replaces the array."""
-        if not self.opened:
-            yield bytes(self.junk), _bad("a batch must be a JSON array of events")
-            return
-        if not self.closed:
-            if self.tail or self.oversize:
-                yield self._element()
-            fault = RejectReason.NOT_JSON, "the array does not end: the input may have been cut off"
-            yield bytes(self.held), fault
-        elif self.junk or self.held:
-            yield self.junk, (RejectReason.NOT_JSON, "there is something after the end of the array")
-
-    def _append(self, piece: bytes) -> None:
-        if not self.tail:
-            piece = piece.lstrip(_JSON_WHITESPACE)
-        if not self.oversize:
-            self.tail += piece
-            if len(self.tail) > MAX_RECORD_BYTES:
-                self.oversize = True
-                del self.tail[256:]
-
-    def _element(self) -> tuple[bytes, Fault | None]:
-        record = bytes(self.tail).rstrip(_JSON_WHITESPACE)
-        fault = too_large() if self.oversize else None
-        self.tail, self.oversize = bytearray(), False
-        self.elements += 1
-        return record, fault
-
-
-def gather(found: Iterable[tuple[bytes, Fault | None]]) -> tuple[list[bytes], dict[int, Fault]]:
-    """Elements of a splitter as the parts of `Records`."""
-    raw, refused = [], {}
-    for i, (record, fault) in enumerate(found):
-        raw.append(record)
-        if fault is not None:
-            refused[i] = fault
-    return raw, refused
 
 
 # --- writing -----------------------------------------------------------------------------------------

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from ramify.content.kernels import ABSENT_TYPE, BOOL, FLOAT, INT, STRING, TIME, Columns
 
-__all__ = ["bind_columns"]
+__all__ = ["WHOLE_MOST", "bind_columns", "ordered", "unordered", "whole_numbers"]
+
+WHOLE_MOST = 9.2e18
 
 NULLS = "_nulls"  # the batch column that lists explicit JSON nulls: see `ramify.content.events`
 
@@ -38,13 +40,21 @@ class _Layout:
     """Collects the parts of `Columns`, one attribute at a time."""
 
     def __init__(self, rows: int, paths: int) -> None:
-        self.kind = np.full(paths, ABSENT_TYPE, np.int8)
+        self.kind = np.full(paths, ABSENT_TYPE, np.int64)
         self.is_list = np.zeros(paths, np.bool_)
         self.state = np.zeros((paths, rows), np.uint8)
         self.base = np.zeros(paths, np.int64)
         self.list_base = np.zeros(paths, np.int64)
-        self.parts: dict[str, list[NDArray[Any]]] = {}
-        self.sizes: dict[str, int] = {}
+        self.values: list[NDArray[Any]] = []
+        self.order: list[NDArray[Any]] = []
+        self.whole: list[NDArray[Any]] = []
+        self.size = 0
+        self.offsets: list[NDArray[Any]] = []
+        self.strings = 0
+        self.lists: list[NDArray[Any]] = []
+        self.lists_size = 0
+        self.text: list[NDArray[Any]] = []
+        self.text_size = 0
 
     def add(self, c: int, column: Any) -> None:
         if isinstance(column, pa.ChunkedArray):
@@ -59,7 +69,9 @@ class _Layout:
             if _kind_of(values.type) == ABSENT_TYPE:
                 return
             self.is_list[c] = True
-            self.list_base[c] = self.put("list_offsets", offsets - offsets[0])
+            self.list_base[c] = self.lists_size
+            self.lists.append(offsets - offsets[0])
+            self.lists_size += len(offsets)
         kind = _kind_of(values.type)
         if kind == ABSENT_TYPE:
             return
@@ -73,10 +85,13 @@ class _Layout:
         if values.null_count:
             values = pc.fill_null(values, False if kind == BOOL else 0 if kind != TIME else pa.scalar(0, values.type))
         if kind == FLOAT:
-            return self.put("floats", np.asarray(values.cast(pa.float64())))
+            floats = np.asarray(values.cast(pa.float64())) + 0.0  # -0.0 becomes 0.0
+            bits = ordered(floats)
+            return self.put(bits, bits, whole_numbers(floats))
         if kind == TIME:
             values = values.cast(pa.timestamp("us", tz=values.type.tz), safe=False)
-        return self.put("ints", np.asarray(values.cast(pa.int64())))
+        ints = np.asarray(values.cast(pa.int64()))
+        return self.put(ints, ordered(ints.astype(np.float64)) if kind == INT else ints, ints)
 
     def put_strings(self, values: Any) -> int:
         values = values.cast(pa.large_string())
@@ -87,14 +102,21 @@ class _Layout:
             offsets = np.frombuffer(offsets_buffer, np.int64)[values.offset : values.offset + len(values) + 1]
         data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.zeros(0, np.uint8)
         data = data[offsets[0] : offsets[-1]]
-        shift = self.put("bytes", data) - int(offsets[0])
-        return self.put("offsets", offsets + shift)
+        shift = self.text_size - int(offsets[0])
+        self.text.append(data)
+        self.text_size += len(data)
+        at = self.strings
+        self.offsets.append(offsets + shift)
+        self.strings += len(offsets)
+        return at
 
-    def put(self, name: str, values: NDArray[Any]) -> int:
-        """Append to one of the flat arrays; returns where the values begin."""
-        at = self.sizes.get(name, 0)
-        self.parts.setdefault(name, []).append(values)
-        self.sizes[name] = at + len(values)
+    def put(self, values: NDArray[Any], order: NDArray[Any], whole: NDArray[Any]) -> int:
+        """Append elements that are not strings; returns where they begin."""
+        at = self.size
+        self.values.append(values)
+        self.order.append(order)
+        self.whole.append(whole)
+        self.size += len(values)
         return at
 
     def mark_nulls(self, nulls: Any, paths: Sequence[str]) -> None:
@@ -109,24 +131,41 @@ class _Layout:
         self.state[np.asarray(where.drop_null()), rows[found]] = 2
 
     def columns(self) -> Columns:
-        def flat(name: str, dtype: Any) -> NDArray[Any]:
-            parts = self.parts.get(name, [])
-            if len(parts) == 1 and parts[0].dtype == dtype:
-                return np.ascontiguousarray(parts[0])
-            return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(1, dtype)
-
         return Columns(
             self.kind,
             self.is_list,
             self.state,
             self.base,
             self.list_base,
-            flat("list_offsets", np.int64),
-            flat("ints", np.int64),
-            flat("floats", np.float64),
-            flat("offsets", np.int64),
-            flat("bytes", np.uint8),
+            _flat(self.lists, np.int64),
+            _flat(self.offsets, np.int64),
+            _flat(self.text, np.uint8),
+            _flat(self.values, np.int64),
+            _flat(self.order, np.int64),
+            _flat(self.whole, np.int64),
         )
+
+
+def ordered(floats: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Integers in the order of the doubles: the bits, with those of negative numbers turned round."""
+    bits = np.ascontiguousarray(floats, np.float64).view(np.int64)
+    return np.where(bits < 0, bits ^ np.int64(2**63 - 1), bits)
+
+
+def unordered(bits: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The inverse of `ordered`. What lies beyond the infinities becomes them."""
+    back = np.where(bits < 0, bits ^ np.int64(2**63 - 1), bits).view(np.float64)
+    return np.where(np.isnan(back), np.where(bits < 0, -np.inf, np.inf), back)
+
+
+def whole_numbers(floats: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Whole doubles as int64, so that 5.0 equals 5; all others, and those beyond 9.2e18, as `ordered`."""
+    is_whole = (np.floor(floats) == floats) & (np.abs(floats) < WHOLE_MOST)
+    return np.where(is_whole, np.where(is_whole, floats, 0.0).astype(np.int64), ordered(floats))
+
+
+def _flat(parts: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+    return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(1, dtype)
 
 
 def _kind_of(dtype: pa.DataType) -> int:

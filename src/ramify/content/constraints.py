@@ -15,7 +15,7 @@ and "no element lies in S". Two patterns on one array may be met by different el
 intersection of value sets would get wrong (and so lose events).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -99,9 +99,19 @@ def _array_set(some: frozenset[ValueSet], none: frozenset[ValueSet]) -> ArraySet
     wanted = {s.minus_plain(plain) for s in some} if not plain.is_empty else set(some)
     if any(s.is_empty or any(s.within(n) for n in hard) for s in wanted):
         return None
-    least = frozenset(s for s in wanted if not any(o != s and o.within(s) for o in wanted))
-    hard = {n for n in hard if not n.within(plain) and not any(o != n and n.within(o) for o in hard)}
-    return ArraySet(least, frozenset(hard if plain.is_empty else hard | {plain}))
+    least = _unimplied(wanted, lambda a, b: a.within(b))
+    most = _unimplied({n for n in hard if not n.within(plain)}, lambda a, b: b.within(a))
+    return ArraySet(frozenset(least), frozenset(most if plain.is_empty else [*most, plain]))
+
+
+def _unimplied(asked: set[ValueSet], implies: Callable[[ValueSet, ValueSet], bool]) -> list[ValueSet]:
+    """What must still be asked: of two sets that imply each other one stays, the same in every process."""
+    kept: list[ValueSet] = []
+    for values in sorted(asked, key=lambda v: v.spelling) if len(asked) > 1 else asked:
+        if not any(implies(other, values) for other in kept):
+            kept = [other for other in kept if not implies(values, other)]
+            kept.append(values)
+    return kept
 
 
 EVERY_ARRAY = ArraySet()
@@ -149,6 +159,14 @@ class Constraint:
             self.scalars.intersect(other.scalars),
             arrays,
         )
+
+    def misses(self, other: "Constraint") -> bool:
+        """True only when nothing is in both: as `intersect(other).is_empty`, without building it."""
+        if (self.absent and other.absent) or (self.null and other.null):
+            return False
+        if not self.scalars.misses(other.scalars):
+            return False
+        return self.arrays is None or other.arrays is None or self.arrays.intersect(other.arrays) is None
 
     def union(self, other: "Constraint") -> "Constraint | None":
         """Exact union when one Constraint can hold it, else None."""

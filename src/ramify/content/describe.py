@@ -82,7 +82,8 @@ def _strings(values: ValueSet) -> Iterator[str]:
         ranges = ["is a string"]
     else:
         ranges = [
-            f">= {low!r}" + ("" if high is None else f" and < {high!r}") for low, high in _intervals(values.strings)
+            f">= {low!r}" + ("" if high is None else f" and < {high!r}")
+            for low, high in _intervals(values.strings)
         ]
     shown = " or ".join(ranges[:_MOST]) + (" or ..." if len(ranges) > _MOST else "")
     yield " and ".join([shown, *sorted(tests)])

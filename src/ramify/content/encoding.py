@@ -11,66 +11,79 @@ from typing import Any
 
 import numpy as np
 
+from ramify.content.columns import WHOLE_MOST, ordered, unordered
 from ramify.content.constraints import ArraySet, Constraint
 from ramify.content.filters import Box
 from ramify.content.kernels import (
+    BOOLEAN_IS,
     EQUAL,
+    EQUALS,
+    EQUALS_NOCASE,
     GENERAL,
+    HAS_PREFIX,
+    HAS_SUFFIX,
     LONGEST_KEY,
     NUMBER,
+    NUMBER_IN,
+    NUMBER_IS,
+    ONE_OF,
     PREFIX,
-    SALT_EQUAL,
-    SALT_NOCASE,
-    SALT_PREFIX,
-    SALT_SUFFIX,
     SET,
-    TAG_BOOL,
-    TAG_NUMBER,
-    TAG_TIME,
+    TIME_IN,
+    TIME_IS,
+    hash_bytes,
 )
+from ramify.errors import FilterError
 from ramify.content.strings import StringTest, TestKind, literal_prefix
 from ramify.content.values import Cuts, ValueSet, next_prefix, singletons
 
-__all__ = ["Access", "Key", "Range", "access_paths", "encode_box"]
+__all__ = ["Access", "Feature", "access_paths", "encode_box"]
 
 INT_MIN, INT_MAX = -(2**63), 2**63 - 1
-_MOST_KEYS = 1024
+_MOST_FEATURES = 1024
+# A range is covered by about 2^(_INTERVAL_BITS) dyadic intervals; levels are multiples of _LEVEL_STEP,
+# so that a column has few classes and a value few look-ups.
+_INTERVAL_BITS = 2
+_LEVEL_STEP = 2
+# A set of at most so many strings is searched by their hashes, a larger one by bisection.
+_FEW = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
-    """A hash key: a string in the ways `salt` says, or a number, time or boolean under its tag."""
+class Feature:
+    """Something that a value can have: see `kernels`. `data` are bytes, a number, or an interval's number.
 
-    path: str
-    salt: int
+    `length` is the length of a prefix or suffix in bytes, or the level of a dyadic interval.
+    """
+
+    kind: int
+    length: int
     data: bytes | int
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """A closed range of numbers (or times) that the value must fall into, widened to doubles."""
-
-    path: str
-    is_time: bool
-    low: float
-    high: float
 
 
 @dataclass(slots=True)
 class Access:
-    """One way to find a box: any of these must be hit. With neither, `path` must be present."""
+    """One way to find a box: a value of `path` must have one of the features.
+
+    Without features, `path` must just be present. `spans` are the number ranges behind interval features,
+    as (low, high) of their first and last interval: what the guess of their share is made from.
+    """
 
     path: str
-    keys: list[Key] = field(default_factory=list)
-    ranges: list[Range] = field(default_factory=list)
+    features: list[Feature] = field(default_factory=list)
+    spans: list[tuple[float, float]] = field(default_factory=list)
 
 
-def encode_box(box: Box, column_of: Callable[[str], int]) -> list[int]:
-    """The program of a box. Cheap predicates first; `column_of` numbers the attributes."""
+def encode_box(box: Box, owner: int, column_of: Callable[[str], int], last: int | None) -> list[int]:
+    """The program of a box. Cheap predicates first; `column_of` numbers the attributes.
+
+    The predicate on column `last`, by which the box will be found, mostly holds: it is tried last.
+    """
     predicates = sorted(
-        (_predicate(c, column_of(path)) for path, c in box.constraints), key=lambda w: (w[1] >= SET, len(w))
+        (_predicate(c, column_of(path)) for path, c in box.constraints),
+        key=lambda words: (words[0] >> 40 == last, words[0] & 0xFF, len(words)),
     )
-    return [len(predicates), *(word for words in predicates for word in words)]
+    return [owner << 16 | len(predicates), *(word for words in predicates for word in words)]
 
 
 def access_paths(box: Box) -> Iterator[Access]:
@@ -87,88 +100,105 @@ def access_paths(box: Box) -> Iterator[Access]:
                 continue
             options.append(wanted[0])
         access = Access(path)
-        if all(_collect(path, values, access) for values in options if not values.is_empty):
-            yield access
-        yield Access(path)
+        if all(_collect(values, access) for values in options if not values.is_empty):
+            yield Access(path, list(dict.fromkeys(access.features)), access.spans)
+        else:
+            yield Access(path)
 
 
-def _breadth(values: ValueSet) -> tuple[bool, int]:
+def _breadth(values: ValueSet) -> tuple[bool, bool, int]:
     access = Access("")
-    return not _collect("", values, access), len(access.keys) + 1000 * len(access.ranges)
+    return not _collect(values, access), bool(access.spans), len(access.features)
 
 
-def _collect(path: str, values: ValueSet, access: Access) -> bool:
-    """Add the keys and ranges that cover a value set; False when they cannot."""
+def _collect(values: ValueSet, access: Access) -> bool:
+    """Add the features that cover a value set; False when they cannot."""
     return (
-        _number_access(path, values.numbers, False, access)
-        and _number_access(path, values.times, True, access)
-        and _boolean_access(path, values, access)
-        and _string_access(path, values, access)
-        and len(access.keys) <= _MOST_KEYS
+        _number_features(values.numbers, False, access)
+        and _number_features(values.times, True, access)
+        and _boolean_features(values, access)
+        and _string_features(values, access)
+        and len(access.features) <= _MOST_FEATURES
     )
 
 
-def _number_access(path: str, cuts: Cuts, is_time: bool, access: Access) -> bool:
+def _number_features(cuts: Cuts, is_time: bool, access: Access) -> bool:
     if not cuts:
         return True
     members = singletons(cuts, "time" if is_time else "number")
-    if members is not None and len(members) <= _MOST_KEYS:
-        tag = TAG_TIME if is_time else TAG_NUMBER
-        access.keys += [Key(path, tag, bits) for m in members for bits in _number_keys(m)]
+    if members is not None and len(members) <= _MOST_FEATURES:
+        kind = TIME_IS if is_time else NUMBER_IS
+        access.features += [Feature(kind, 0, key) for m in members for key in _number_keys(m)]
         return True
-    low = float(cuts[0] if is_time else cuts[0][0])
-    high = math.inf if len(cuts) % 2 else float(cuts[-1] if is_time else cuts[-1][0])
-    if is_time and cuts[0] == INT_MIN:
-        low = -math.inf
-    if low == -math.inf and high == math.inf:
-        return False
-    access.ranges.append(Range(path, is_time, low, high))
+    if is_time:
+        low, high = cuts[0], INT_MAX if len(cuts) % 2 else cuts[-1]
+    else:
+        ends = np.array([float(cuts[0][0]), math.inf if len(cuts) % 2 else float(cuts[-1][0])]) + 0.0
+        low, high = (int(end) for end in ordered(ends))
+    level = max(0, (high - low).bit_length() - _INTERVAL_BITS)
+    level += -level % _LEVEL_STEP
+    first, last = low >> level, high >> level
+    kind = TIME_IN if is_time else NUMBER_IN
+    access.features += [Feature(kind, level, k) for k in range(first, last + 1)]
+    access.spans.append(_span(first << level, ((last + 1) << level) - 1, is_time))
     return True
 
 
-def _boolean_access(path: str, values: ValueSet, access: Access) -> bool:
-    access.keys += [Key(path, TAG_BOOL, int(b)) for b in (False, True) if _boolean_mask(values.booleans) >> b & 1]
+def _span(low: int, high: int, is_time: bool) -> tuple[float, float]:
+    """The numbers that intervals cover, read back from their order."""
+    if is_time:
+        return float(low), float(high)
+    clipped = np.array([max(low, INT_MIN), min(high, INT_MAX)], np.int64)
+    floats = unordered(clipped)
+    return float(floats[0]), float(floats[1])
+
+
+def _boolean_features(values: ValueSet, access: Access) -> bool:
+    mask = _boolean_mask(values.booleans)
+    access.features += [Feature(BOOLEAN_IS, 0, b) for b in (0, 1) if mask >> b & 1]
     return True
 
 
-def _string_access(path: str, values: ValueSet, access: Access) -> bool:
+def _string_features(values: ValueSet, access: Access) -> bool:
     if not values.strings:
         return True
+    features = []
     for low, high in _intervals(values.strings):
         if high is not None and high == low + "\0":
-            access.keys.append(Key(path, SALT_EQUAL, low.encode()))
+            features.append(Feature(EQUALS, 0, low.encode()))
             continue
         prefix = low if high is not None and next_prefix(low) == high else _common_prefix(low, high)
         if not prefix:
-            return _test_access(path, values, access)
-        access.keys.append(Key(path, SALT_PREFIX, _clip(prefix.encode())))
+            return _test_features(values, access)
+        features.append(_prefix(prefix.encode()))
+    access.features += features
     return True
 
 
-def _test_access(path: str, values: ValueSet, access: Access) -> bool:
-    """Cover a string set by one of its tests: some group that must hold, all of whose tests have a key."""
-    for tests, wanted in sorted(values.tests, key=repr):
-        keys = [_test_key(path, test) for test in sorted(tests)]
-        if wanted and None not in keys:
-            access.keys += [key for key in keys if key is not None]
+def _test_features(values: ValueSet, access: Access) -> bool:
+    """Cover a string set by one of its tests: some group that must hold, all of whose tests have a feature."""
+    for tests, wanted in sorted(values.tests, key=lambda t: (sorted(t[0]), t[1])):
+        features = [_test_feature(test) for test in sorted(tests)]
+        if wanted and None not in features:
+            access.features += [feature for feature in features if feature is not None]
             return True
     return False
 
 
-def _test_key(path: str, test: StringTest) -> Key | None:
+def _test_feature(test: StringTest) -> Feature | None:
     if test.kind is TestKind.GLOB:
         prefix = literal_prefix(test.codes).encode()
-        suffix = literal_prefix(test.codes[::-1])[::-1].encode()
+        suffix = literal_prefix(test.codes[::-1])[::-1].encode()[-LONGEST_KEY:]
         if len(prefix) >= len(suffix) and prefix:
-            return Key(path, SALT_PREFIX, _clip(prefix))
-        return Key(path, SALT_SUFFIX, suffix[-LONGEST_KEY:]) if suffix else None
+            return _prefix(prefix)
+        return Feature(HAS_SUFFIX, len(suffix), suffix) if suffix else None
     if test.kind is TestKind.NOCASE and all(c < 128 for c in test.codes):
-        return Key(path, SALT_NOCASE, bytes(test.codes))
+        return Feature(EQUALS_NOCASE, 0, bytes(test.codes))
     return None
 
 
-def _clip(data: bytes) -> bytes:
-    return data[:LONGEST_KEY]
+def _prefix(data: bytes) -> Feature:
+    return Feature(HAS_PREFIX, min(len(data), LONGEST_KEY), data[:LONGEST_KEY])
 
 
 def _common_prefix(low: str, high: str | None) -> str:
@@ -179,27 +209,24 @@ def _common_prefix(low: str, high: str | None) -> str:
 
 
 def _number_keys(value: Any) -> list[int]:
-    """The keys under which the kernel looks a number up: whole ones as themselves, others by their bits.
-
-    A double beyond 9.2e18 goes by its bits, an int64 never does, so such numbers get both.
-    """
-    keys = []
-    if isinstance(value, int) and INT_MIN <= value <= INT_MAX:
-        keys.append(value)
-    if not keys or abs(value) >= 9.2e18:
-        keys.append(int(np.float64(value).view(np.int64)))
+    """How `columns.whole_numbers` writes a number. An int64 beyond 9.2e18 and its double differ: both."""
+    keys = [value] if isinstance(value, int) and INT_MIN <= value <= INT_MAX else []
+    if not keys or abs(value) >= WHOLE_MOST:
+        keys.append(int(ordered(np.array([float(value)]))[0]))
     return keys
 
 
 def _predicate(constraint: Constraint, column: int) -> list[int]:
-    """[words, op, flags, column, operands...]"""
+    """[op, flags, words and column in one; operands...]"""
     simple = _existential(constraint)
     if simple is None:
         op, flags, operands = GENERAL, 0, _general(constraint)
     else:
         values, flags = simple
-        op, operands = _simple(values)
-    return [4 + len(operands), op, flags, column, *operands]
+        op, operands = _simple(values, column)
+    if 1 + len(operands) >= 1 << 24:
+        raise FilterError("a single predicate of the filter is too large", allowed="fewer values in it")
+    return [op | flags << 8 | (1 + len(operands)) << 16 | column << 40, *operands]
 
 
 def _existential(constraint: Constraint) -> tuple[ValueSet, int] | None:
@@ -217,17 +244,39 @@ def _existential(constraint: Constraint) -> tuple[ValueSet, int] | None:
     return (wanted, 3) if wanted == scalars else None
 
 
-def _simple(values: ValueSet) -> tuple[int, list[int]]:
+def _simple(values: ValueSet, column: int) -> tuple[int, list[int]]:
     lines = [name for name in ("numbers", "strings", "booleans", "times") if getattr(values, name)]
     if lines == ["numbers"] and len(values.numbers) <= 2:
-        return NUMBER, _number_bounds(values.numbers[0], values.numbers[1] if len(values.numbers) > 1 else None)
+        ends = [cut[0] for cut in values.numbers]
+        # an int64 beyond 2^53 is not its double, but still on the same side of smaller bounds
+        if all(abs(end) < 2**53 or end == -math.inf for end in ends):
+            return NUMBER, _number_bounds(*next(_intervals(values.numbers)))[:2]
     if lines == ["strings"] and not values.tests and len(values.strings) == 2:
         low, high = values.strings
         if high == low + "\0":
             return EQUAL, _packed(low)
         if low and next_prefix(low) == high:
             return PREFIX, _packed(low)
+    members = singletons(values.strings, "string") if lines == ["strings"] and not values.tests else None
+    if members is not None and len(members) <= _FEW:
+        return ONE_OF, _one_of(members, column)
     return SET, _set(values)
+
+
+def _one_of(members: list[str], column: int) -> list[int]:
+    """Count, stride, then for each string half its hash with its length, and its bytes."""
+    strings = []
+    for member in members:
+        length, *data = _packed(member)
+        strings.append([_signed(string_hash(column, member) >> 32 << 32 | length), *data])
+    stride = max(len(string) for string in strings)
+    padded = (word for string in strings for word in [*string, *[0] * (stride - len(string))])
+    return [len(members), stride, *padded]
+
+
+def string_hash(column: int, text: str) -> int:
+    """The hash by which the kernels know a whole string of a column."""
+    return int(hash_bytes(column, EQUALS, np.frombuffer(text.encode(), np.uint8)))
 
 
 def _general(constraint: Constraint) -> list[int]:
@@ -310,7 +359,7 @@ def _number_bounds(low: Any, high: Any) -> list[int]:
         ihi = math.floor(high[0]) if high[1] else math.ceil(high[0]) - 1
     if ilo > INT_MAX or ihi < INT_MIN:
         ilo, ihi = 1, 0
-    bits = np.array([flo, fhi], np.float64).view(np.int64)
+    bits = ordered(np.array([flo, fhi]) + 0.0)
     return [int(bits[0]), int(bits[1]), max(ilo, INT_MIN), min(ihi, INT_MAX)]
 
 

@@ -23,9 +23,13 @@ import pyarrow as pa
 from ramify.errors import SchemaError
 
 __all__ = [
+    "BODY",
+    "BODY_IS_JSON",
     "CONTEXT_NAMES",
     "FIXED_COLUMNS",
+    "NULLS",
     "RESERVED_NAMES",
+    "SIZE_BYTES",
     "AttributeType",
     "AttributeValue",
     "Decoded",
@@ -41,14 +45,19 @@ AttributeValue: TypeAlias = str | int | float | bool | datetime | tuple[str, ...
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 
+SIZE_BYTES = "_size_bytes"
+BODY = "_body"
+BODY_IS_JSON = "_body_is_json"
+NULLS = "_nulls"
+
 _FIXED: "list[pa.Field[Any]]" = [
     pa.field("id", pa.string(), nullable=False),
     pa.field("publisher", pa.string()),
     pa.field("time", _TIMESTAMP),
-    pa.field("_size_bytes", pa.int64(), nullable=False),
-    pa.field("_body", pa.binary()),
-    pa.field("_body_is_json", pa.bool_(), nullable=False),
-    pa.field("_nulls", pa.list_(pa.string()), nullable=False),
+    pa.field(SIZE_BYTES, pa.int64(), nullable=False),
+    pa.field(BODY, pa.binary()),
+    pa.field(BODY_IS_JSON, pa.bool_(), nullable=False),
+    pa.field(NULLS, pa.list_(pa.string()), nullable=False),
 ]
 
 FIXED_COLUMNS = pa.schema(_FIXED)
@@ -57,7 +66,7 @@ FIXED_COLUMNS = pa.schema(_FIXED)
 CONTEXT_NAMES = frozenset({"id", "publisher", "time"})
 """Fixed columns that a filter may name as if they were attributes."""
 
-RESERVED_NAMES = frozenset({"_size_bytes", "_body", "_body_is_json", "_nulls"})
+RESERVED_NAMES = frozenset({SIZE_BYTES, BODY, BODY_IS_JSON, NULLS})
 """Fixed columns that no filter may name and no record may use as a top-level field."""
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
@@ -339,7 +348,7 @@ def batch_to_events(batch: pa.RecordBatch) -> list[Event]:
         for row, value in enumerate(batch.column(path).to_pylist()):
             if value is not None:
                 flat[row][path] = tuple(value) if is_array else value
-    for row, paths in enumerate(batch.column("_nulls").to_pylist()):
+    for row, paths in enumerate(batch.column(NULLS).to_pylist()):
         flat[row].update(dict.fromkeys(paths or ()))
     fixed = [batch.column(name).to_pylist() for name in FIXED_COLUMNS.names[:6]]
     return [

@@ -12,10 +12,12 @@ are built). What cannot be decided (wildcards, case-less equality, CIDR) is answ
 A filter never holds more than `MAX_BOXES` boxes; an operation that would need more raises FilterError.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ramify.content.constraints import ABSENT, ANYTHING, Constraint, Value
 from ramify.errors import FilterError
@@ -26,12 +28,13 @@ if TYPE_CHECKING:
 __all__ = ["EVERYTHING", "MAX_BOXES", "NOTHING_AT_ALL", "Box", "Filter", "Work", "merge_boxes", "products"]
 
 MAX_BOXES = 1024
-# How many leftovers `covers` may juggle before it gives the safe answer, no.
-_COVER_BUDGET = 4096
-# Box operations that one algebra call may spend: about two seconds, then FilterError.
+# What one algebra call may spend, in pairs of boxes looked at: about a second, then FilterError.
 _WORK = 300_000
+# An intersection or a difference of two boxes costs about as much as looking at this many pairs.
+_PRODUCT = 5
 # Above this many boxes all pairs are no longer compared: absorption is an optimisation, not a duty.
 _ABSORB_MOST = 512
+_UNITE_MOST = 128
 
 
 class Work:
@@ -84,6 +87,11 @@ class Box:
             if both[path].is_empty:
                 return None
         return Box(tuple(sorted(both.items(), key=_path_of)))
+
+    def misses(self, other: "Box") -> bool:
+        """True only when no event is in both: as `intersect(other) is None`, without building it."""
+        mine = self.by_path
+        return any(path in mine and mine[path].misses(c) for path, c in other.constraints)
 
     def within(self, other: "Box") -> bool:
         """True only when every event of this box is in `other`."""
@@ -148,23 +156,13 @@ class Filter:
 
     def complement(self) -> "Filter":
         """Events that this filter does not accept: the set complement, not SQL's NOT."""
-        left: tuple[Box, ...] = (Box(),)
-        work = Work()
-        for box in self.boxes:
-            outside = [
-                Box(((path, part),)) for path, constraint in box.constraints for part in constraint.complement()
-            ]
-            left = merge_boxes(products(left, outside, work))
-        return Filter(left)
+        return EVERYTHING.subtract(self)
 
     def subtract(self, other: "Filter") -> "Filter":
         """Events that this filter accepts and `other` does not."""
-        left = self.boxes
+        near = _Neighbours(other.boxes)
         work = Work()
-        for box in other.boxes:
-            work.spend(len(left) * max(1, len(box.constraints)))
-            left = merge_boxes(piece for mine in left for piece in mine.minus(box))
-        return Filter(left)
+        return Filter(merge_boxes(p for mine in self.boxes for p in _minus_all(mine, near.of(mine), work)))
 
     def covers(self, other: "Filter") -> bool:
         """True only if every event that `other` accepts is accepted by this filter.
@@ -172,11 +170,27 @@ class Filter:
         Exact for filters without tests and arrays of moderate size; otherwise it may say no where yes
         would be true, never the reverse.
         """
-        return all(_covered(box, self.boxes) for box in other.boxes)
+        near = _Neighbours(self.boxes)
+        own = set(self.boxes)
+        work = Work()
+        try:
+            return all(box in own or _covered(box, near.of(box), work) for box in other.boxes)
+        except FilterError:
+            return False
 
     def overlaps(self, other: "Filter") -> bool:
         """False only if no event is accepted by both."""
-        return any(a.intersect(b) is not None for a in self.boxes for b in other.boxes)
+        near = _Neighbours(other.boxes)
+        work = Work()
+        try:
+            for mine in self.boxes:
+                others = near.of(mine)
+                work.spend(len(others))
+                if not all(mine.misses(box) for box in others):
+                    return True
+        except FilterError:
+            return True
+        return False
 
     @property
     def is_empty(self) -> bool:
@@ -255,13 +269,89 @@ def _too_complex() -> FilterError:
 
 def products(left: Iterable[Box], right: Iterable[Box], work: Work) -> Iterator[Box]:
     """The non-empty intersections of every pair."""
-    right = list(right)
+    near = _Neighbours(tuple(right))
     for a in left:
-        work.spend(len(right))
-        for b in right:
+        others = near.of(a)
+        work.spend(_PRODUCT * len(others))
+        for b in others:
             both = a.intersect(b)
             if both is not None:
                 yield both
+
+
+class _Neighbours:
+    """Finds the boxes that may meet a given one, so that large unions are not compared pair by pair.
+
+    Orders the boxes along one attribute: the one that most of them bound to an interval of numbers, of
+    strings or of times. Boxes that leave it open are neighbours of all.
+    """
+
+    def __init__(self, boxes: tuple[Box, ...], few: int = 8) -> None:
+        self.boxes = boxes
+        self.path: str | None = None
+        self.line = ""
+        if len(boxes) <= few:
+            return
+        spans = Counter((path, line) for box in boxes for path, c in box.constraints if (line := _line(c)))
+        if not spans:
+            return
+        (self.path, self.line), _ = min(spans.items(), key=lambda item: (-item[1], item[0]))
+        self.open: list[Box] = []
+        bounded: list[tuple[Any, Any, int]] = []
+        for k, box in enumerate(boxes):
+            constraint = box[self.path]
+            if _line(constraint) == self.line:
+                bounded.append((*_hull(constraint, self.line), k))
+            else:
+                self.open.append(box)
+        bounded.sort(key=lambda bound: bound[0])
+        self.lows = [low for low, _, _ in bounded]
+        self.highs = [high for _, high, _ in bounded]
+        self.order = [boxes[k] for _, _, k in bounded]
+
+    def of(self, box: Box) -> Sequence[Box]:
+        """The boxes that `box` may meet, and perhaps more."""
+        if self.path is None:
+            return self.boxes
+        constraint = box[self.path]
+        if not getattr(constraint.scalars, self.line):
+            return self.open
+        low, high = _hull(constraint, self.line)
+        end = len(self.lows) if high is None else bisect_left(self.lows, high)
+        highs = self.highs
+        return self.open + [self.order[k] for k in range(end) if highs[k] is None or highs[k] > low]
+
+
+def _line(constraint: Constraint) -> str:
+    """The one kind of scalar that a constraint admits and nothing else, or an empty name."""
+    if constraint.absent or constraint.null or constraint.arrays is not None or constraint.scalars.booleans:
+        return ""
+    found = [line for line in ("numbers", "strings", "times") if getattr(constraint.scalars, line)]
+    return found[0] if len(found) == 1 else ""
+
+
+def _hull(constraint: Constraint, line: str) -> tuple[Any, Any]:
+    """The first cut and the last, None when the set has no upper end."""
+    cuts = getattr(constraint.scalars, line)
+    return cuts[0], cuts[-1] if len(cuts) % 2 == 0 else None
+
+
+def _minus_all(box: Box, others: Sequence[Box], work: Work) -> list[Box]:
+    """What is in `box` and in none of the others, as disjoint boxes (up to undecided tests)."""
+    left = [box]
+    for other in others:
+        work.spend(len(left))
+        following: list[Box] = []
+        for piece in left:
+            if piece.misses(other):
+                following.append(piece)
+            else:
+                work.spend(_PRODUCT)
+                following += piece.minus(other)
+        if len(following) > 2 * MAX_BOXES:
+            following = list(merge_boxes(following))
+        left = following
+    return left
 
 
 def _merge_along_each_path(boxes: list[Box]) -> list[Box]:
@@ -288,12 +378,31 @@ def _merge_along_each_path(boxes: list[Box]) -> list[Box]:
 
 
 def _unite(constraints: list[Constraint]) -> list[Constraint]:
-    """Unite constraints, halves first so that long lists take O(n log n); what cannot unite stays apart."""
+    """Unite constraints where one can hold both; what cannot unite stays apart."""
+    alike: dict[object, list[Constraint]] = {}
+    for constraint in constraints:
+        alike.setdefault(_shape(constraint), []).append(constraint)
+    apart = [c for group in alike.values() for c in _unite_halves(group)]
+    # Constraints of different shape rarely unite: not worth comparing all pairs of many.
+    return _unite_halves(apart) if 2 <= len(apart) <= _UNITE_MOST else apart
+
+
+def _shape(constraint: Constraint) -> object:
+    """What must be equal for two constraints to be sure to unite."""
+    arrays = constraint.arrays
+    if arrays is not None and len(arrays.some) == 1:
+        (some,) = arrays.some
+        return constraint.scalars.tests, arrays.none, some.tests
+    return constraint.scalars.tests, arrays
+
+
+def _unite_halves(constraints: list[Constraint]) -> list[Constraint]:
+    """Halves first, so that a long list takes O(n log n) when all unite."""
     if len(constraints) <= 1:
         return constraints
     half = len(constraints) // 2
-    done = _unite(constraints[:half])
-    for constraint in _unite(constraints[half:]):
+    done = _unite_halves(constraints[:half])
+    for constraint in _unite_halves(constraints[half:]):
         for k, other in enumerate(done):
             merged = other.union(constraint)
             if merged is not None:
@@ -317,22 +426,22 @@ def _absorb(boxes: list[Box]) -> list[Box]:
     return kept
 
 
-def _covered(box: Box, by: tuple[Box, ...]) -> bool:
+def _covered(box: Box, by: Sequence[Box], work: Work) -> bool:
     """Whether `box` lies in the union `by`: subtract one after another until nothing is left."""
+    work.spend(len(by))
     if any(box.within(other) for other in by):
         return True
     left = [box]
-    spent = 0
     for other in by:
+        work.spend(len(left))
         following: list[Box] = []
         for piece in left:
-            if piece.intersect(other) is None:
+            if piece.misses(other):
                 following.append(piece)
                 continue
+            work.spend(_PRODUCT)
             for rest in piece.minus(other):
-                spent += 1
-                if spent > _COVER_BUDGET:
-                    return False
+                work.spend(len(by))
                 if not any(rest.within(o) for o in by):
                     following.append(rest)
         left = following

@@ -1,20 +1,31 @@
 """The matcher's inner loops, compiled with numba: evaluate a box's program, find candidates, match rows.
 
-Layout of a box's program, in int64 words (floats by their bits, strings as packed UTF-8 bytes):
+Layout of a box's program, in int64 words (strings as packed UTF-8 bytes):
 
-    box      [predicates, predicate...]
-    predicate[words, op, flags, column, operand...]
-      NUMBER   flo fhi ilo ihi            closed bounds, for double and for int64 columns
+    box      [owner * 2^16 + predicates, predicate...]        negative: removed
+    predicate[op + flags * 2^8 + words * 2^16 + column * 2^40, operand...]
+      NUMBER   low high                   closed bounds, as `ordered` doubles
       EQUAL    length bytes...            the string itself
       PREFIX   length bytes...
+      ONE_OF   count stride (hash and length, bytes..., padded to stride)...   a few strings
       SET      set
       GENERAL  absent null scalars? set  arrays? some set... none set...
     set      [words, numbers, (flo fhi ilo ihi)..., times, (lo hi)..., boolean mask,
-              strings, offset..., (lo length bytes... hi length bytes...)..., literals, literal...]
+              strings, at..., (lo length bytes... hi length bytes...)..., literals, literal..., length]
     literal  [wanted, tests, (kind codes code...)...]
 
 `flags` say whether a scalar may satisfy the predicate (1) and whether an array may, by any of its
-elements (2). GENERAL is everything else. A program has no pointers, so boxes can be moved freely.
+elements (2). GENERAL is everything else. Doubles are compared as integers of the same order (`ordered`).
+A program has no pointers, so boxes can be moved freely, and it is short, since the time to match among
+many boxes is the time to fetch their programs from memory.
+
+A row's values have *features*: a string equals something, has prefixes and suffixes; a number equals
+something and lies in one dyadic interval per level. Each feature belongs to a class (column, kind,
+length or level) and has a hash. A *group* is a class, or a pair of classes, under whose hashes boxes are
+filed; a row looks up its own hashes, group by group.
+
+`match_rows` is one long function on purpose: numba passes every array of a call as seven words, so calls
+that take many arrays cost more than the work they do. What it calls takes few.
 """
 
 from typing import NamedTuple
@@ -28,41 +39,44 @@ from ramify.content.strings import ANY, ONE, TestKind, fold
 __all__ = [
     "ABSENT_TYPE",
     "BOOL",
+    "BOOLEAN_IS",
     "EQUAL",
+    "EQUALS",
+    "EQUALS_NOCASE",
     "FLOAT",
     "GENERAL",
+    "HAS_PREFIX",
+    "HAS_SUFFIX",
     "INT",
+    "LONGEST_KEY",
     "NUMBER",
+    "NUMBER_IN",
+    "NUMBER_IS",
+    "ONE_OF",
     "PREFIX",
-    "SALT_EQUAL",
-    "SALT_NOCASE",
-    "SALT_PREFIX",
-    "SALT_SUFFIX",
     "SET",
     "STRING",
-    "TAG_BOOL",
-    "TAG_NUMBER",
-    "TAG_TIME",
     "TIME",
-    "Code",
+    "TIME_IN",
+    "TIME_IS",
     "Columns",
     "Index",
-    "bucket_of",
     "compact_postings",
     "hash_bytes",
     "hash_number",
     "list_length",
     "match_rows",
+    "pair_hash",
     "push_keys",
     "push_list",
-    "push_ranges",
     "rehash",
 ]
 
-NUMBER, EQUAL, PREFIX, SET, GENERAL = 1, 2, 3, 4, 5
+NUMBER, EQUAL, PREFIX, ONE_OF, SET, GENERAL = 1, 2, 3, 4, 5, 6
 ABSENT_TYPE, INT, FLOAT, BOOL, TIME, STRING = 0, 1, 2, 3, 4, 5
-SALT_EQUAL, SALT_PREFIX, SALT_SUFFIX, SALT_NOCASE = 0x11, 0x22, 0x33, 0x44
-TAG_NUMBER, TAG_TIME, TAG_BOOL = 0x55, 0x66, 0x77
+# kinds of feature; prefixes sort first, as match_rows wants them
+HAS_PREFIX, EQUALS, HAS_SUFFIX, EQUALS_NOCASE = 1, 2, 3, 4
+NUMBER_IS, TIME_IS, BOOLEAN_IS, NUMBER_IN, TIME_IN = 5, 6, 7, 8, 9
 LONGEST_KEY = 63
 
 _FNV = np.uint64(0xCBF29CE484222325)
@@ -71,6 +85,7 @@ _MIX_A = np.uint64(0xFF51AFD7ED558CCD)
 _MIX_B = np.uint64(0xC4CEB9FE1A85EC53)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _33 = np.uint64(33)
+_32 = np.uint64(32)
 
 _GLOB, _NOCASE = int(TestKind.GLOB), int(TestKind.NOCASE)
 _NOCASE_PREFIX, _NOCASE_SUFFIX = int(TestKind.NOCASE_PREFIX), int(TestKind.NOCASE_SUFFIX)
@@ -86,50 +101,37 @@ _FOLD_TO = np.array([low for c, low in _FOLDED if c != low], dtype=np.int64)
 class Columns(NamedTuple):
     """A batch's columns, flat: one row of each array per attribute that any filter looks at."""
 
-    kind: NDArray[np.int8]  # [c] ABSENT_TYPE, INT, FLOAT, BOOL, TIME or STRING
+    kind: NDArray[np.int64]  # [c] ABSENT_TYPE, INT, FLOAT, BOOL, TIME or STRING
     is_list: NDArray[np.bool_]  # [c]
     state: NDArray[np.uint8]  # [c, row] 0 absent, 1 present, 2 explicit null
-    base: NDArray[np.int64]  # [c] first element of the column in ints, floats or string offsets
+    base: NDArray[np.int64]  # [c] first element of the column in `offsets` or `values`
     list_base: NDArray[np.int64]  # [c] first entry of the column in list_offsets
     list_offsets: NDArray[np.int64]  # element ranges of list columns, relative to base
-    ints: NDArray[np.int64]
-    floats: NDArray[np.float64]
     offsets: NDArray[np.int64]  # string element e is bytes[offsets[e]:offsets[e + 1]]
     bytes: NDArray[np.uint8]
-
-
-class Code(NamedTuple):
-    """The programs of all boxes: one piece of memory, read as words, doubles and bytes."""
-
-    words: NDArray[np.int64]
-    floats: NDArray[np.float64]
-    bytes: NDArray[np.uint8]
+    values: NDArray[np.int64]  # what predicates compare: int64, times, booleans; doubles as `ordered`
+    order: NDArray[np.int64]  # in step with values: numbers as `ordered` doubles, for dyadic intervals
+    whole: NDArray[np.int64]  # in step with values: whole numbers as int64, for equality
 
 
 class Index(NamedTuple):
-    """The compiled filters. Heads are posting numbers, or -1; a posting is (next, box)."""
+    """The compiled filters. Heads are posting numbers, or -1; a posting is (next, where a box begins)."""
 
-    code: Code
-    box_start: NDArray[np.int64]
-    box_owner: NDArray[np.int32]  # the filter's id, -1 once removed
-    posting_next: NDArray[np.int32]
-    posting_box: NDArray[np.int32]
-    slot_hash: NDArray[np.uint64]
-    slot_head: NDArray[np.int32]  # -2: the slot is free
-    always: NDArray[np.int32]  # [1] head of the boxes that every row must try
-    present: NDArray[np.int32]  # [c] head of the boxes to try when the column is present
-    # [c] bits: 1 equality, 2 number keys, 4 suffix, 8 nocase, 16 ranges, 32 time ranges, 64 prefix
-    uses: NDArray[np.uint8]
-    prefix_lengths: NDArray[np.uint64]  # [c] bit k: some key is a prefix of k bytes
-    suffix_lengths: NDArray[np.uint64]
-    tree_base: NDArray[np.int64]  # [c, 2] where the range tree's heads start: numbers, times
-    tree_leaves: NDArray[np.int64]  # [c, 2]
-    tree_head: NDArray[np.int32]
-    bound_base: NDArray[np.int64]  # [c, 2] where the tree's bucket bounds start
-    bounds: NDArray[np.float64]
+    words: NDArray[np.int64]  # the programs of all boxes
+    bytes: NDArray[np.uint8]  # the same memory
+    # pairs that are read together stand together: one cache miss instead of two
+    postings: NDArray[np.int32]  # [2 k] the next posting or -1, [2 k + 1] where the box begins
+    table: NDArray[np.int64]  # [2 k] a hash, [2 k + 1] the head of its list; head -2: the slot is free
+    # [0] head of the boxes that every row must try, [1 + c] of those to try when column c is present
+    heads: NDArray[np.int32]
+    class_start: NDArray[np.int64]  # [c + 1] the feature classes of a column, prefixes first, by length
+    class_kind: NDArray[np.int64]  # [class]
+    class_length: NDArray[np.int64]  # [class] bytes of a prefix or suffix, level of an interval
+    group_a: NDArray[np.int64]  # [group] a class
+    group_b: NDArray[np.int64]  # [group] a second class, or -1
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def mix(h):
     h ^= h >> _33
     h *= _MIX_A
@@ -139,159 +141,141 @@ def mix(h):
     return h
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def seed_of(column):
     return _FNV ^ (np.uint64(column + 1) * _GOLDEN)
 
 
 @njit(cache=True, nogil=True)
-def hash_bytes(column, salt, data):
-    """The key of a string in a column; suffix keys are hashed from the end."""
+def hash_bytes(column, kind, data):
+    """The hash of a string feature; suffixes are hashed from the end."""
     h = seed_of(column)
     n = len(data)
     for k in range(n):
-        h = (h ^ np.uint64(data[n - 1 - k] if salt == SALT_SUFFIX else data[k])) * _FNV_PRIME
-    return mix(h ^ np.uint64(salt))
+        h = (h ^ np.uint64(data[n - 1 - k] if kind == HAS_SUFFIX else data[k])) * _FNV_PRIME
+    return mix(h ^ np.uint64(kind))
+
+
+@njit(cache=True, nogil=True, inline="always")
+def hash_number(column, kind, level, value):
+    """The hash of a number, time or boolean, or of the dyadic interval `value` of a level."""
+    return mix(seed_of(column) ^ (np.uint64(value) * _GOLDEN) ^ np.uint64(kind + 256 * level))
+
+
+@njit(cache=True, nogil=True, inline="always")
+def pair_hash(a, b):
+    """The hash of two features that hold together."""
+    return mix(a * _GOLDEN ^ b)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def find(table, h):
+    """The head of a hash's list, or -1."""
+    mask = np.uint64(len(table) // 2 - 1)
+    k = np.int64(h & mask)
+    wanted = np.int64(h)
+    while table[2 * k + 1] != -2:
+        if table[2 * k] == wanted:
+            return table[2 * k + 1]
+        k = (k + 1) & np.int64(mask)
+    return np.int64(-1)
 
 
 @njit(cache=True, nogil=True)
-def hash_number(column, tag, bits):
-    """The key of a number (int64, or the bits of a double that is not whole), time or boolean."""
-    return mix(seed_of(column) ^ (np.uint64(bits) * _GOLDEN) ^ np.uint64(tag))
-
-
-@njit(cache=True, nogil=True)
-def find(slot_hash, slot_head, h):
-    """The head of a key's postings, or -1."""
-    mask = np.uint64(len(slot_hash) - 1)
-    k = h & mask
-    while slot_head[k] != -2:
-        if slot_hash[k] == h:
-            return slot_head[k]
-        k = (k + np.uint64(1)) & mask
-    return np.int32(-1)
-
-
-@njit(cache=True, nogil=True)
-def find_or_free(slot_hash, slot_head, h):
-    mask = np.uint64(len(slot_hash) - 1)
-    k = h & mask
-    while slot_head[k] != -2 and slot_hash[k] != h:
-        k = (k + np.uint64(1)) & mask
+def find_or_free(table, h):
+    """The slot of a hash, or the free one where it belongs."""
+    mask = np.uint64(len(table) // 2 - 1)
+    k = np.int64(h & mask)
+    wanted = np.int64(h)
+    while table[2 * k + 1] != -2 and table[2 * k] != wanted:
+        k = (k + 1) & np.int64(mask)
     return k
 
 
 @njit(cache=True, nogil=True)
-def push_keys(slot_hash, slot_head, posting_next, posting_box, first_posting, hashes, boxes):
-    """Put boxes into the lists of their keys. Returns how many slots were newly taken."""
+def push_keys(table, postings, first_posting, hashes, starts):
+    """Put boxes into the lists of their hashes. Returns how many slots were newly taken."""
     taken = 0
     for k in range(len(hashes)):
-        slot = find_or_free(slot_hash, slot_head, hashes[k])
-        if slot_head[slot] == -2:
-            slot_hash[slot] = hashes[k]
-            slot_head[slot] = -1
+        slot = find_or_free(table, hashes[k])
+        if table[2 * slot + 1] == -2:
+            table[2 * slot] = np.int64(hashes[k])
+            table[2 * slot + 1] = -1
             taken += 1
         posting = first_posting + k
-        posting_box[posting] = boxes[k]
-        posting_next[posting] = slot_head[slot]
-        slot_head[slot] = posting
+        postings[2 * posting] = table[2 * slot + 1]
+        postings[2 * posting + 1] = starts[k]
+        table[2 * slot + 1] = posting
     return taken
 
 
 @njit(cache=True, nogil=True)
-def push_list(heads, k, posting_next, posting_box, posting, box):
+def push_list(heads, k, postings, posting, start):
     """Put one box into the list whose head is heads[k]."""
-    posting_box[posting] = box
-    posting_next[posting] = heads[k]
+    postings[2 * posting] = heads[k]
+    postings[2 * posting + 1] = start
     heads[k] = posting
 
 
 @njit(cache=True, nogil=True)
-def list_length(slot_hash, slot_head, posting_next, h, most):
-    """How many postings a key has, counted up to `most`."""
-    posting = find(slot_hash, slot_head, h)
+def list_length(table, postings, h, most):
+    """How many postings a hash has, counted up to `most`."""
+    posting = find(table, h)
     n = 0
     while posting >= 0 and n < most:
-        posting = posting_next[posting]
+        posting = postings[2 * posting]
         n += 1
     return n
 
 
 @njit(cache=True, nogil=True)
-def rehash(old_hash, old_head, new_hash, new_head):
-    """Move all keys to a larger table."""
-    for k in range(len(old_hash)):
-        if old_head[k] != -2:
-            slot = find_or_free(new_hash, new_head, old_hash[k])
-            new_hash[slot] = old_hash[k]
-            new_head[slot] = old_head[k]
+def rehash(old, new):
+    """Move the hashes that have boxes to another table. Returns how many there are."""
+    count = 0
+    for k in range(len(old) // 2):
+        if old[2 * k + 1] >= 0:
+            slot = find_or_free(new, np.uint64(old[2 * k]))
+            new[2 * slot] = old[2 * k]
+            new[2 * slot + 1] = old[2 * k + 1]
+            count += 1
+    return count
 
 
 @njit(cache=True, nogil=True)
-def bucket_of(bounds, base, leaves, value):
-    """The leaf that a value falls into: how many of the leaves - 1 bounds are <= value."""
-    low, high = 0, leaves - 1
-    while low < high:
-        middle = (low + high) // 2
-        if bounds[base + middle] <= value:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+def compact_list(head, postings, box_start, new_start, new_postings, used):
+    """Lay one list out again without removed boxes. Returns (its new head, the next free posting).
 
-
-@njit(cache=True, nogil=True)
-def push_ranges(tree_head, tree_base, leaves, bounds, bound_base, posting_next, posting_box, posting, lows, highs, boxes):
-    """Put boxes into the O(log leaves) tree nodes that make up their range. Returns the next posting.
-
-    With posting_next empty nothing is written and the postings needed are counted.
+    new_start[k] is where the box that began at box_start[k] begins now, or -1.
     """
-    write = len(posting_next) > 0
-    for k in range(len(boxes)):
-        left = bucket_of(bounds, bound_base, leaves, lows[k]) + leaves
-        right = bucket_of(bounds, bound_base, leaves, highs[k]) + leaves + 1
-        while left < right:
-            if left & 1:
-                if write:
-                    posting_box[posting] = boxes[k]
-                    posting_next[posting] = tree_head[tree_base + left]
-                    tree_head[tree_base + left] = posting
-                posting += 1
-                left += 1
-            if right & 1:
-                right -= 1
-                if write:
-                    posting_box[posting] = boxes[k]
-                    posting_next[posting] = tree_head[tree_base + right]
-                    tree_head[tree_base + right] = posting
-                posting += 1
-            left >>= 1
-            right >>= 1
-    return posting
+    first = np.int64(-1)
+    while head >= 0:
+        start = new_start[np.searchsorted(box_start, postings[2 * head + 1])]
+        if start >= 0:
+            if first < 0:
+                first = used
+            else:
+                new_postings[2 * used - 2] = used
+            new_postings[2 * used] = -1
+            new_postings[2 * used + 1] = start
+            used += 1
+        head = np.int64(postings[2 * head])
+    return first, used
 
 
 @njit(cache=True, nogil=True)
-def compact_postings(heads, posting_next, posting_box, box_map, new_next, new_box, used):
-    """Lay the lists of these heads out again, one after another, without removed boxes."""
+def compact_postings(table, heads, postings, box_start, new_start, new_postings):
+    """Lay all lists out again, those of the table and of these heads. Returns how many postings are left."""
+    used = np.int64(0)
+    for k in range(len(table) // 2):
+        if table[2 * k + 1] >= 0:
+            table[2 * k + 1], used = compact_list(
+                table[2 * k + 1], postings, box_start, new_start, new_postings, used
+            )
     for k in range(len(heads)):
-        posting = heads[k]
-        if posting < 0:
-            continue
-        head = np.int32(-1)
-        last = np.int32(-1)
-        while posting >= 0:
-            box = box_map[posting_box[posting]]
-            if box >= 0:
-                new_box[used] = box
-                new_next[used] = -1
-                if last >= 0:
-                    new_next[last] = used
-                else:
-                    head = np.int32(used)
-                last = np.int32(used)
-                used += 1
-            posting = posting_next[posting]
-        heads[k] = head
+        if heads[k] >= 0:
+            heads[k], used = compact_list(
+                np.int64(heads[k]), postings, box_start, new_start, new_postings, used
+            )
     return used
 
 
@@ -506,19 +490,19 @@ def test_holds(kind, data, start, end, program, codes, n):
 
 
 @njit(cache=True, nogil=True)
-def literals_hold(code, p, data, start, end):
+def literals_hold(words, p, data, start, end):
     """All literals at p: each, any of its tests, must come out as wanted."""
-    count = code.words[p]
+    count = words[p]
     p += 1
     for _ in range(count):
-        wanted = code.words[p] == 1
-        tests = code.words[p + 1]
+        wanted = words[p] == 1
+        tests = words[p + 1]
         p += 2
         found = False
         for _ in range(tests):
-            n = code.words[p + 1]
+            n = words[p + 1]
             if not found:
-                found = test_holds(code.words[p], data, start, end, code.words, p + 2, n)
+                found = test_holds(words[p], data, start, end, words, p + 2, n)
             p += 2 + n
         if found != wanted:
             return False
@@ -526,312 +510,342 @@ def literals_hold(code, p, data, start, end):
 
 
 @njit(cache=True, nogil=True)
-def string_in_set(code, p, count, data, start, end):
-    """Whether a string lies in one of the sorted half-open intervals at p, and its literals hold.
-
-    p is the table of `count` offsets, each relative to p.
-    """
+def string_in_set(words, code_bytes, p, count, data, start, end):
+    """Whether a string lies in one of the sorted half-open intervals whose table of offsets is at p."""
     length = end - start
     low, high = 0, count
     while low < high:  # the last interval that starts at or below the string
         middle = (low + high) // 2
-        q = p + code.words[p + middle]
-        if compare(data, start, length, code.bytes, (q + 1) * 8, code.words[q]) >= 0:
+        q = p + words[p + middle]
+        if compare(data, start, length, code_bytes, (q + 1) * 8, words[q]) >= 0:
             low = middle + 1
         else:
             high = middle
     if low == 0:
         return False
-    q = p + code.words[p + low - 1]
-    q += 1 + (code.words[q] + 7) // 8
-    return code.words[q] < 0 or compare(data, start, length, code.bytes, (q + 1) * 8, code.words[q]) < 0
+    q = p + words[p + low - 1]
+    q += 1 + (words[q] + 7) // 8
+    return words[q] < 0 or compare(data, start, length, code_bytes, (q + 1) * 8, words[q]) < 0
 
 
 @njit(cache=True, nogil=True)
-def element_in_set(code, cols, p, kind, e):
-    """Whether element e of a column lies in the set at p."""
+def element_in_set(words, code_bytes, p, kind, a, b, data):
+    """Whether an element lies in the set at p: a number, time or boolean a, or the string data[a:b]."""
     q = p + 1
-    count = code.words[q]
+    count = words[q]
     q += 1
-    if kind == INT:
-        value = cols.ints[e]
+    if kind == INT or kind == FLOAT:
+        shift = 0 if kind == FLOAT else 2
         for k in range(count):
-            if code.words[q + 4 * k + 2] <= value <= code.words[q + 4 * k + 3]:
-                return True
-        return False
-    if kind == FLOAT:
-        number = cols.floats[e]
-        for k in range(count):
-            if code.floats[q + 4 * k] <= number <= code.floats[q + 4 * k + 1]:
+            if words[q + 4 * k + shift] <= a <= words[q + 4 * k + shift + 1]:
                 return True
         return False
     q += 4 * count
-    count = code.words[q]
+    count = words[q]
     q += 1
     if kind == TIME:
-        value = cols.ints[e]
         for k in range(count):
-            if code.words[q + 2 * k] <= value <= code.words[q + 2 * k + 1]:
+            if words[q + 2 * k] <= a <= words[q + 2 * k + 1]:
                 return True
         return False
     q += 2 * count
     if kind == BOOL:
-        return (code.words[q] >> cols.ints[e]) & 1 == 1
+        return (words[q] >> a) & 1 == 1
     q += 1
-    count = code.words[q]
-    start, end = cols.offsets[e], cols.offsets[e + 1]
-    if count == 0 or not string_in_set(code, q + 1, count, cols.bytes, start, end):
+    count = words[q]
+    if count == 0 or not string_in_set(words, code_bytes, q + 1, count, data, a, b):
         return False
-    # the literals stand at the end of the set; its first word says where they are
-    return literals_hold(code, p + code.words[p] - code.words[p + code.words[p] - 1], cols.bytes, start, end)
+    # the literals stand at the end; the set's last word says how many words back they begin
+    end = p + words[p]
+    return literals_hold(words, end - words[end - 1], data, a, b)
 
 
 @njit(cache=True, nogil=True)
-def element_holds(code, cols, op, p, kind, e):
-    """Whether element e satisfies a simple predicate whose operands are at p."""
-    if op == NUMBER:
-        if kind == INT:
-            return code.words[p + 2] <= cols.ints[e] <= code.words[p + 3]
-        return kind == FLOAT and code.floats[p] <= cols.floats[e] <= code.floats[p + 1]
-    if op == SET:
-        return element_in_set(code, cols, p, kind, e)
-    if kind != STRING:
-        return False
-    n = code.words[p]
-    start = cols.offsets[e]
-    length = cols.offsets[e + 1] - start
-    if length < n or (op == EQUAL and length != n):
-        return False
-    at = (p + 1) * 8
-    for k in range(n):
-        if cols.bytes[start + k] != code.bytes[at + k]:
-            return False
-    return True
-
-
-@njit(cache=True, nogil=True)
-def elements(cols, c, row):
-    """The element range of a present value."""
-    base = cols.base[c]
-    if cols.is_list[c]:
-        k = cols.list_base[c] + row
-        return base + cols.list_offsets[k], base + cols.list_offsets[k + 1]
-    return base + row, base + row + 1
-
-
-@njit(cache=True, nogil=True)
-def any_in_set(code, cols, p, c, first, last):
+def any_in_set(words, code_bytes, p, kind, elements, first, last, data):
+    """Whether any element of a range lies in the set at p; `elements` are offsets or values by kind."""
     for e in range(first, last):
-        if element_in_set(code, cols, p, cols.kind[c], e):
+        b = elements[e + 1] if kind == STRING else 0
+        if element_in_set(words, code_bytes, p, kind, elements[e], b, data):
             return True
     return False
 
 
 @njit(cache=True, nogil=True)
-def general_holds(code, cols, p, c, row):
-    state = cols.state[c, row]
+def general_holds(words, code_bytes, p, state, is_list, kind, elements, first, last, data):
+    """Evaluate a GENERAL predicate on what one attribute holds."""
     if state == 0:
-        return code.words[p] == 1
+        return words[p] == 1
     if state == 2:
-        return code.words[p + 1] == 1
-    first, last = elements(cols, c, row)
-    has_scalars = code.words[p + 2] == 1
+        return words[p + 1] == 1
+    has_scalars = words[p + 2] == 1
     p += 3
-    if not cols.is_list[c]:
-        return has_scalars and element_in_set(code, cols, p, cols.kind[c], first)
+    if not is_list:
+        return has_scalars and any_in_set(words, code_bytes, p, kind, elements, first, first + 1, data)
     if has_scalars:
-        p += code.words[p]
-    if code.words[p] == 0:
+        p += words[p]
+    if words[p] == 0:
         return False
     p += 1
     for wanted in (True, False):
-        count = code.words[p]
+        count = words[p]
         p += 1
         for _ in range(count):
-            if any_in_set(code, cols, p, c, first, last) != wanted:
+            if any_in_set(words, code_bytes, p, kind, elements, first, last, data) != wanted:
                 return False
-            p += code.words[p]
+            p += words[p]
     return True
 
 
-@njit(cache=True, nogil=True)
-def box_holds(ix, cols, box, row):
-    """Evaluate one box on one row, exactly."""
-    code = ix.code
-    p = ix.box_start[box]
-    count = code.words[p]
-    p += 1
+@njit(cache=True, nogil=True, inline="always")
+def starts_with(data, start, end, code_bytes, at, n, whole):
+    """Whether data[start:end] begins with (or is) the n bytes at `at`."""
+    same = end - start == n if whole else end - start >= n
+    k = 0
+    while same and k < n:
+        same = data[start + k] == code_bytes[at + k]
+        k += 1
+    return same
+
+
+@njit(cache=True, nogil=True, inline="always")
+def one_of(words, code_bytes, p, h, data, start, end):
+    """Whether a string with this hash is one of the strings of a ONE_OF at p."""
+    count, stride = words[p], words[p + 1]
+    # the upper half of the hash and the length, as `encoding` packs them
+    wanted = np.int64((h >> _32) << _32) | (end - start)
+    p += 2
+    holds = False
     for _ in range(count):
-        op, flags, c = code.words[p + 1], code.words[p + 2], code.words[p + 3]
-        if op == GENERAL:
-            if not general_holds(code, cols, p + 4, c, row):
-                return False
-        else:
-            if cols.state[c, row] != 1:
-                return False
-            if cols.is_list[c]:
-                if not flags & 2:
-                    return False
-                found = False
-                first, last = elements(cols, c, row)
-                for e in range(first, last):
-                    if element_holds(code, cols, op, p + 4, cols.kind[c], e):
-                        found = True
-                        break
-                if not found:
-                    return False
-            elif not flags & 1 or not element_holds(code, cols, op, p + 4, cols.kind[c], cols.base[c] + row):
-                return False
-        p += code.words[p]
-    return True
+        if words[p] == wanted and starts_with(data, start, end, code_bytes, (p + 1) * 8, end - start, True):
+            holds = True
+            break
+        p += stride
+    return holds
 
 
 @njit(cache=True, nogil=True)
 def grown(array, need):
+    """A larger copy."""
     bigger = np.empty(max(need, 2 * len(array)), array.dtype)
     bigger[: len(array)] = array
     return bigger
 
 
 @njit(cache=True, nogil=True)
-def string_heads(ix, cols, c, e, heads, n):
-    """Look up every key that a string can satisfy: itself, its prefixes and suffixes, its folded form."""
-    start, end = cols.offsets[e], cols.offsets[e + 1]
-    uses = ix.uses[c]
-    seed = seed_of(c)
-    wanted = ix.prefix_lengths[c]
+def suffix_hash(seed, data, start, end, length):
+    """The hash of the last bytes of a string."""
     h = seed
-    for k in range(end - start):
-        h = (h ^ np.uint64(cols.bytes[start + k])) * _FNV_PRIME
-        if k < LONGEST_KEY and (wanted >> np.uint64(k + 1)) & np.uint64(1):
-            head = find(ix.slot_hash, ix.slot_head, mix(h ^ np.uint64(SALT_PREFIX)))
-            if head >= 0:
-                heads[n] = head
-                n += 1
-    if uses & 1:
-        head = find(ix.slot_hash, ix.slot_head, mix(h ^ np.uint64(SALT_EQUAL)))
-        if head >= 0:
-            heads[n] = head
-            n += 1
-    if uses & 4:
-        wanted = ix.suffix_lengths[c]
-        h = seed
-        for k in range(min(end - start, LONGEST_KEY)):
-            h = (h ^ np.uint64(cols.bytes[end - 1 - k])) * _FNV_PRIME
-            if (wanted >> np.uint64(k + 1)) & np.uint64(1):
-                head = find(ix.slot_hash, ix.slot_head, mix(h ^ np.uint64(SALT_SUFFIX)))
-                if head >= 0:
-                    heads[n] = head
-                    n += 1
-    if uses & 8:
-        h = seed
-        for k in range(start, end):
-            h = (h ^ np.uint64(fold_code(np.int64(cols.bytes[k])) if cols.bytes[k] < 128 else cols.bytes[k])) * _FNV_PRIME
-        head = find(ix.slot_hash, ix.slot_head, mix(h ^ np.uint64(SALT_NOCASE)))
-        if head >= 0:
-            heads[n] = head
-            n += 1
-    return n
+    for k in range(length):
+        h = (h ^ np.uint64(data[end - 1 - k])) * _FNV_PRIME
+    return mix(h ^ np.uint64(HAS_SUFFIX))
 
 
 @njit(cache=True, nogil=True)
-def number_heads(ix, cols, c, e, heads, n):
-    """Look up a number, time or boolean as a key, and in the column's range tree."""
-    kind = cols.kind[c]
-    uses = ix.uses[c]
-    tree = 0
-    if kind == FLOAT:
-        number = cols.floats[e]
-        whole = np.floor(number) == number and abs(number) < 9.2e18
-        bits = np.int64(number) if whole else cols.floats[e : e + 1].view(np.int64)[0]
-        tag = TAG_NUMBER
-    else:
-        bits = cols.ints[e]
-        number = np.float64(bits)
-        tag = TAG_NUMBER if kind == INT else TAG_TIME if kind == TIME else TAG_BOOL
-        tree = 1 if kind == TIME else 0
-    if uses & 2:
-        head = find(ix.slot_hash, ix.slot_head, hash_number(c, tag, bits))
-        if head >= 0:
-            heads[n] = head
-            n += 1
-    if kind != BOOL and uses & (32 if tree else 16):
-        leaves = ix.tree_leaves[c, tree]
-        base = ix.tree_base[c, tree]
-        node = bucket_of(ix.bounds, ix.bound_base[c, tree], leaves, number) + leaves
-        while node:
-            if ix.tree_head[base + node] >= 0:
-                heads[n] = ix.tree_head[base + node]
-                n += 1
-            node >>= 1
-    return n
+def nocase_hash(seed, data, start, end):
+    """The hash of a string with its ASCII letters folded."""
+    h = seed
+    for k in range(start, end):
+        b = data[k]
+        h = (h ^ np.uint64(b + 32 if 65 <= b <= 90 else b)) * _FNV_PRIME
+    return mix(h ^ np.uint64(EQUALS_NOCASE))
 
 
 @njit(cache=True, nogil=True)
-def row_heads(ix, cols, row, heads):
-    """The heads of all posting lists whose boxes this row could match. Returns (heads, count)."""
-    n = 0
-    if ix.always[0] >= 0:
-        heads[0] = ix.always[0]
-        n = 1
-    for c in range(len(cols.kind)):
-        if cols.state[c, row] != 1:
-            continue
-        if n + 1 >= len(heads):
-            heads = grown(heads, n + 2)
-        if ix.present[c] >= 0:
-            heads[n] = ix.present[c]
-            n += 1
-        if ix.uses[c] == 0:
-            continue
-        first, last = elements(cols, c, row)
-        for e in range(first, last):
-            if n + 160 >= len(heads):
-                heads = grown(heads, n + 160)
-            if cols.kind[c] == STRING:
-                n = string_heads(ix, cols, c, e, heads, n)
-            else:
-                n = number_heads(ix, cols, c, e, heads, n)
-    return heads, n
+def sort_ids(ids, begin, end):
+    """Sort a part of an array in place."""
+    if end - begin > 32:
+        ids[begin:end] = np.sort(ids[begin:end])
+        return
+    for i in range(begin + 1, end):
+        value = ids[i]
+        j = i - 1
+        while j >= begin and ids[j] > value:
+            ids[j + 1] = ids[j]
+            j -= 1
+        ids[j + 1] = value
 
 
 @njit(cache=True, nogil=True)
 def match_rows(ix, cols, first_row, last_row, filters):
     """Match rows: (ends, ids), the sorted ids of row r being ids[ends[r]:ends[r + 1]].
 
-    Cost per row: the strings' bytes, a few look-ups per element, and the candidate boxes, each evaluated
-    once per list it is found in.
+    Cost per row: the bytes of its strings, a look-up per feature and pair of features that some box is
+    filed under, and for every box found there an evaluation that mostly ends at its first predicate.
     """
+    words, code_bytes = ix.words, ix.bytes
+    postings, table = ix.postings, ix.table
+    offsets, values, order, data = cols.offsets, cols.values, cols.order, cols.bytes
+    class_kind, class_length = ix.class_kind, ix.class_length
+    columns = len(cols.kind)
+    kind = cols.kind
+    # what the row holds, by column: state (3: present list), element range, where its hashes are
+    state = np.zeros(columns, np.int64)
+    first = np.zeros(columns, np.int64)
+    last = np.zeros(columns, np.int64)
+    hash_base = np.zeros(columns, np.int64)
+    hashes = np.empty(256, np.uint64)
+    # the row's features: features[class, k], k < have[class]
+    features = np.empty((len(class_kind), 4), np.uint64)
+    have = np.zeros(len(class_kind), np.int64)
+    heads = np.empty(512, np.int64)
+    seen = np.full(filters, -1, np.int32)
     ends = np.empty(last_row - first_row + 1, np.int64)
     ends[0] = 0
-    out = np.empty(max(1024, 8 * (last_row - first_row)), np.int32)
-    heads = np.empty(512, np.int32)
-    seen = np.full(filters, -1, np.int32)
+    ids = np.empty(max(1024, 8 * (last_row - first_row)), np.int32)
     n = 0
     for row in range(first_row, last_row):
+        found = 0
+        hashed = 0
+        if ix.heads[0] >= 0:
+            heads[0] = ix.heads[0]
+            found = 1
+        have[:] = 0
+        for c in range(columns):
+            state[c] = cols.state[c, row]
+            if state[c] != 1:
+                continue
+            if cols.is_list[c]:
+                state[c] = 3
+                k = cols.list_base[c] + row
+                first[c] = cols.base[c] + cols.list_offsets[k]
+                last[c] = cols.base[c] + cols.list_offsets[k + 1]
+                if last[c] - first[c] > features.shape[1]:
+                    wider = np.empty((len(class_kind), 2 * (last[c] - first[c])), np.uint64)
+                    wider[:, : features.shape[1]] = features
+                    features = wider
+            else:
+                first[c] = cols.base[c] + row
+                last[c] = first[c] + 1
+            if ix.heads[1 + c] >= 0:
+                if found == len(heads):
+                    heads = grown(heads, found + 1)
+                heads[found] = ix.heads[1 + c]
+                found += 1
+            seed = seed_of(c)
+            if kind[c] == STRING:
+                hash_base[c] = hashed
+                if hashed + last[c] - first[c] > len(hashes):
+                    hashes = grown(hashes, hashed + last[c] - first[c])
+                for e in range(first[c], last[c]):
+                    start, end = offsets[e], offsets[e + 1]
+                    h = seed
+                    at = start
+                    f = ix.class_start[c]
+                    while f < ix.class_start[c + 1] and class_kind[f] == HAS_PREFIX:
+                        stop = start + class_length[f]
+                        if stop > end:
+                            break
+                        while at < stop:
+                            h = (h ^ np.uint64(data[at])) * _FNV_PRIME
+                            at += 1
+                        features[f, have[f]] = mix(h ^ np.uint64(HAS_PREFIX))
+                        have[f] += 1
+                        f += 1
+                    while at < end:
+                        h = (h ^ np.uint64(data[at])) * _FNV_PRIME
+                        at += 1
+                    h = mix(h ^ np.uint64(EQUALS))
+                    hashes[hashed] = h
+                    hashed += 1
+                    while f < ix.class_start[c + 1]:
+                        if class_kind[f] == EQUALS:
+                            features[f, have[f]] = h
+                            have[f] += 1
+                        elif class_kind[f] == HAS_SUFFIX and class_length[f] <= end - start:
+                            features[f, have[f]] = suffix_hash(seed, data, start, end, class_length[f])
+                            have[f] += 1
+                        elif class_kind[f] == EQUALS_NOCASE:
+                            features[f, have[f]] = nocase_hash(seed, data, start, end)
+                            have[f] += 1
+                        f += 1
+                continue
+            exact, interval = NUMBER_IS, NUMBER_IN
+            if kind[c] == TIME:
+                exact, interval = TIME_IS, TIME_IN
+            elif kind[c] == BOOL:
+                exact, interval = BOOLEAN_IS, 0
+            for f in range(ix.class_start[c], ix.class_start[c + 1]):
+                level = class_length[f]
+                for e in range(first[c], last[c]):
+                    if class_kind[f] == exact:
+                        features[f, have[f]] = hash_number(c, exact, 0, cols.whole[e])
+                        have[f] += 1
+                    elif class_kind[f] == interval:
+                        features[f, have[f]] = hash_number(c, interval, level, order[e] >> level)
+                        have[f] += 1
+        for g in range(len(ix.group_a)):
+            f = ix.group_a[g]
+            f2 = ix.group_b[g]
+            for i in range(have[f]):
+                for j in range(1 if f2 < 0 else have[f2]):
+                    h = features[f, i]
+                    if f2 >= 0:
+                        h = pair_hash(h, features[f2, j])
+                    head = find(table, h)
+                    if head >= 0:
+                        if found == len(heads):
+                            heads = grown(heads, found + 1)
+                        heads[found] = head
+                        found += 1
         begin = n
-        heads, found = row_heads(ix, cols, row, heads)
         for k in range(found):
             posting = heads[k]
             while posting >= 0:
-                box = ix.posting_box[posting]
-                owner = ix.box_owner[box]
-                if owner >= 0 and seen[owner] != row and box_holds(ix, cols, box, row):
+                p = np.int64(postings[2 * posting + 1])
+                posting = np.int64(postings[2 * posting])
+                holds = words[p] >= 0
+                owner = words[p] >> 16
+                count = words[p] & 0xFFFF if holds else 0
+                p += 1
+                for _ in range(count):
+                    head = words[p]
+                    op, flags, c = head & 0xFF, (head >> 8) & 0xFF, head >> 40
+                    if op == GENERAL:
+                        holds = general_holds(
+                            words,
+                            code_bytes,
+                            p + 1,
+                            state[c],
+                            state[c] == 3,
+                            kind[c],
+                            offsets if kind[c] == STRING else values,
+                            first[c],
+                            last[c],
+                            data,
+                        )
+                    elif not (state[c] == 1 and flags & 1) and not (state[c] == 3 and flags & 2):
+                        holds = False
+                    else:
+                        holds = False
+                        q = p + 1
+                        for e in range(first[c], last[c]):
+                            if kind[c] == STRING:
+                                if op == ONE_OF:
+                                    h = hashes[hash_base[c] + e - first[c]]
+                                    holds = one_of(words, code_bytes, q, h, data, offsets[e], offsets[e + 1])
+                                elif op == EQUAL or op == PREFIX:
+                                    holds = starts_with(
+                                        data, offsets[e], offsets[e + 1], code_bytes, (q + 1) * 8, words[q], op == EQUAL
+                                    )
+                                elif op == SET:
+                                    holds = element_in_set(
+                                        words, code_bytes, q, STRING, offsets[e], offsets[e + 1], data
+                                    )
+                            elif op == NUMBER:
+                                holds = kind[c] <= FLOAT and words[q] <= order[e] <= words[q + 1]
+                            elif op == SET:
+                                holds = element_in_set(words, code_bytes, q, kind[c], values[e], 0, data)
+                            if holds:
+                                break
+                    if not holds:
+                        break
+                    p += (head >> 16) & 0xFFFFFF
+                if holds and seen[owner] != row:
                     seen[owner] = row
-                    if n == len(out):
-                        out = grown(out, n + 1)
-                    out[n] = owner
+                    if n == len(ids):
+                        ids = grown(ids, n + 1)
+                    ids[n] = owner
                     n += 1
-                posting = ix.posting_next[posting]
-        if n - begin > 32:
-            out[begin:n] = np.sort(out[begin:n])
-        else:
-            for i in range(begin + 1, n):
-                value = out[i]
-                j = i - 1
-                while j >= begin and out[j] > value:
-                    out[j + 1] = out[j]
-                    j -= 1
-                out[j + 1] = value
+        sort_ids(ids, begin, n)
         ends[row - first_row + 1] = n
-    return ends, out[:n].copy()
+    return ends, ids[:n].copy()

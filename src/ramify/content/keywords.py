@@ -37,8 +37,12 @@ def parse_keywords_expression(
         if isinstance(clause, str) or not isinstance(clause, Sequence):
             raise FilterError("words and lists of words are mixed", text=_shown(words), allowed=_ALLOWED)
         if not clause:
-            raise FilterError("an empty list of words would match everything", text=_shown(words), allowed=_ALLOWED)
-        conjunctions.append(And(tuple(_has_any([_word(w, words)], attribute) for w in dict.fromkeys(clause))))
+            raise FilterError(
+                "an empty list of words would match everything", text=_shown(words), allowed=_ALLOWED
+            )
+        conjunctions.append(
+            And(tuple(_has_any([_word(w, words)], attribute) for w in dict.fromkeys(clause)))
+        )
     return Or(tuple(conjunctions))
 
 
@@ -46,7 +50,9 @@ def _has_any(words: list[str], attribute: str) -> Atom:
     """TRUE when an element (or the scalar itself) is one of the words, FALSE when present and none is."""
     values = strings_equal(words)
     found = Constraint(scalars=values, arrays=ArraySet(some=frozenset([values])))
-    shown = f"{attribute} has {words[0]!r}" if len(words) == 1 else f"{attribute} has any of {_shown(words)}"
+    shown = (
+        f"{attribute} has {words[0]!r}" if len(words) == 1 else f"{attribute} has any of {_shown(words)}"
+    )
     return Atom(attribute, shown, (found,), tuple(found.complement()))
 
 

@@ -5,17 +5,17 @@
     matcher.remove(id)                  the id may be given out again
     matches = matcher.match(batch)      matches[row] holds the sorted ids of one row
 
-Idea: file every box of every filter under one of its own predicates (its access path), the one that
-events are expected to hit least: an equality, keyword, prefix or suffix in a hash table, a range in a
-tree of buckets. For a row, look its values up and evaluate the boxes found there exactly. So a row costs
-its look-ups and the boxes that share an access value with it, not the number of filters.
+Idea: file every box of every filter in a hash table, under features that an event must have to match it
+(equals this, starts with that, lies in this interval): those of one predicate, or of two together, that
+events are expected to have least often. For a row, look its own features up and evaluate the boxes found
+there exactly. So a row costs its look-ups and the boxes that share such features with it, not the number
+of filters.
 
 Guarantee: `match` gives exactly the filters for which `Filter.holds` is true. Cost: amortised
 O(predicates) to add, O(boxes) to remove; see `benchmarks/matcher.py` for figures. Calls from several
 threads are safe and take turns; `match(..., threads=n)` uses several threads inside.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,7 +26,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ramify.content.columns import bind_columns
-from ramify.content.encoding import access_paths, encode_box
+from ramify.content.access import choose_options
+from ramify.content.encoding import encode_box
 from ramify.content.filters import Box, Filter
 from ramify.content.index import IndexStore, Option
 from ramify.content.kernels import Columns, Index, match_rows
@@ -121,37 +122,22 @@ class Matcher:
         return self._store.nbytes
 
     def _file(self, boxes: list[Box], owners: list[int]) -> None:
-        """Encode boxes and file each under the access path that events are expected to hit least."""
+        """Encode boxes and file each where events are expected to find it least often."""
         store = self._store
-        first = store.append_boxes((encode_box(box, store.column_of) for box in boxes), owners)
-        options = [[store.option(access) for access in access_paths(box)] for box in boxes]
-        offered: Counter[int] = Counter(h for own in options for option in own for h in set(option.hashes))
-        totals: Counter[tuple[int, int]] = Counter(
-            place for own in options for option in own for place in set(option.places)
-        )
-        store.prepare_trees([r for own in options for option in own for r in option.ranges])
-        chosen = [_cheapest(own, store, offered, totals) for own in options]
-        store.file(first, chosen)
+        chosen = choose_options(boxes, store)
+        order = sorted(range(len(boxes)), key=lambda k: _neighbourhood(chosen[k]))
+        programs = [
+            encode_box(boxes[k], owners[k], store.column_of, None if (c := chosen[k]) is None else c.column)
+            for k in order
+        ]
+        store.file(store.append_boxes(programs), [chosen[k] for k in order])
 
 
-def _cheapest(
-    options: list[Option], store: IndexStore, offered: Counter[int], totals: Counter[tuple[int, int]]
-) -> Option | None:
-    """The option with the smallest estimated chance that an event hits it; None when there is none.
-
-    A key is taken to be as frequent among events as among the filters that offer it, a range as frequent
-    as its share of the column's buckets. Being wrong costs time, never a match.
-    """
-    best, least = None, 2.0
-    for option in options:
-        chance = 0.0 if option.hashes or option.ranges else 1.0
-        for h, place in zip(option.hashes, option.places, strict=True):
-            have = offered[h] + store.filed_under(h)
-            chance += have / (totals[place] + store.filed_at(place) + 1)
-        chance += sum(store.share(r) for r in option.ranges)
-        if chance < least:
-            best, least = option, chance
-    return best
+def _neighbourhood(option: Option | None) -> tuple[int, int]:
+    """Orders boxes so that those found together stand together in memory."""
+    if option is None:
+        return -1, 0
+    return option.column, option.hashes[0] if option.hashes else -1
 
 
 def _match(index: Index, columns: Columns, rows: int, filters: int, threads: int) -> Matches:

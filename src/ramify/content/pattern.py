@@ -37,7 +37,7 @@ from ramify.content.values import (
     numbers_equal,
     prefixed,
     strings_equal,
-    tested,
+    where_tests,
 )
 from ramify.errors import FilterError
 
@@ -84,7 +84,9 @@ def parse_pattern_expression(
     """Parse a pattern to its expression, without building boxes."""
     text = _text(pattern)
     if len(text) > MAX_TEXT:
-        raise FilterError(f"the pattern is {len(text)} characters long", allowed=f"up to {MAX_TEXT} characters")
+        raise FilterError(
+            f"the pattern is {len(text)} characters long", allowed=f"up to {MAX_TEXT} characters"
+        )
     reader = _Reader(text, dict(schema or {}))
     reader.check_depth()
     try:
@@ -159,7 +161,7 @@ class _Reader:
             else:
                 _add(parts, self.of_arity(match, scalar))
         if tests:
-            _add(parts, self.of_arity(_any_element(tested(tests)), scalar))
+            _add(parts, self.of_arity(_any_element(where_tests(tests)), scalar))
         false = _none_of(parts)
         return Atom(path, shown, tuple(parts), tuple(false))
 
@@ -284,7 +286,10 @@ class _Reader:
         strings = [v for v in values if isinstance(v, str)]
         numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
         if not values or (len(strings) != len(values) and len(numbers) != len(values)):
-            self.fail("anything-but takes a string, a number, or a list of only strings or only numbers", "anything-but")
+            self.fail(
+                "anything-but takes a string, a number, or a list of only strings or only numbers",
+                "anything-but",
+            )
         (outside,) = (strings_equal(strings) if strings else numbers_equal(numbers)).complement()
         return _other(outside)
 
@@ -315,7 +320,7 @@ class _Reader:
                 intervals = intervals.union(match.scalars) or intervals
         outside = EVERY_VALUE.minus_plain(intervals)
         if tests:
-            kept = tested(tests, wanted=False, within=outside)
+            kept = where_tests(tests, wanted=False, within=outside)
             outside = ValueSet(outside.numbers, kept.strings, outside.booleans, outside.times, kept.tests)
         return _other(outside)
 

@@ -45,7 +45,11 @@ class Axis:
         if not self.edges:
             raise InputError(f"the axis {self.path} needs at least one edge")
         kinds = {"number" if isinstance(e, int | float) else type(e).__name__ for e in self.edges}
-        if len(kinds) > 1 or kinds - {"number", "str", "datetime"} or any(isinstance(e, bool) for e in self.edges):
+        if (
+            len(kinds) > 1
+            or kinds - {"number", "str", "datetime"}
+            or any(isinstance(e, bool) for e in self.edges)
+        ):
             raise InputError(f"the edges of {self.path} must all be numbers, all strings or all times")
         if any(a >= b for a, b in zip(self.edges, self.edges[1:], strict=False)):  # type: ignore[operator]
             raise InputError(f"the edges of {self.path} must increase")
@@ -126,11 +130,15 @@ class Axis:
         name, cuts = self._cuts
         if name == "strings":
             coded = values.dictionary_encode()
-            slots = np.array([bisect_right(cuts, text) for text in coded.dictionary.to_pylist()], dtype=np.int64)
+            slots = np.array(
+                [bisect_right(cuts, text) for text in coded.dictionary.to_pylist()], dtype=np.int64
+            )
             return slots[np.asarray(coded.indices)]
         if name == "times":
             values = values.cast(pa.timestamp("us", tz=values.type.tz)).cast(pa.int64())
-            return np.searchsorted(np.array(cuts, dtype=np.int64), np.asarray(values), side="right").astype(np.int64)
+            return np.searchsorted(np.array(cuts, dtype=np.int64), np.asarray(values), side="right").astype(
+                np.int64
+            )
         edges = np.array([cut[0] for cut in cuts])
         return np.searchsorted(edges, np.asarray(values), side="right").astype(np.int64)
 
@@ -150,7 +158,9 @@ class Grid:
         if len({axis.path for axis in self.axes}) < len(self.axes):
             raise InputError("a grid cannot have two axes on one attribute")
         if self.size > _MOST_CELLS:
-            raise InputError(f"a grid of {self.size} cells is too large: use fewer edges or axes (2^24 cells at most)")
+            raise InputError(
+                f"a grid of {self.size} cells is too large: use fewer edges or axes (2^24 cells at most)"
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -189,7 +199,10 @@ class Grid:
         ids = np.unique(np.fromiter((int(c) for c in cells), dtype=np.int64))
         if len(ids) and (ids[0] < 0 or ids[-1] >= self.size):
             raise InputError(f"cell ids of this grid run from 0 to {self.size - 1}")
-        boxes = (self._box([int(s) for s in slots]) for slots in zip(*np.unravel_index(ids, self.shape), strict=True))
+        boxes = (
+            self._box([int(s) for s in slots])
+            for slots in zip(*np.unravel_index(ids, self.shape), strict=True)
+        )
         return Filter(merge_boxes(boxes))
 
     def _box(self, slots: Sequence[int]) -> Box:

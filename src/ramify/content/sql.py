@@ -43,10 +43,10 @@ from ramify.content.values import (
     strings_below,
     strings_equal,
     strings_from,
-    tested,
     times_above,
     times_below,
     times_equal,
+    where_tests,
 )
 from ramify.errors import FilterError
 
@@ -71,7 +71,14 @@ _EVERY_OF_KIND = {
     "boolean": ValueSet(booleans=EVERY_VALUE.booleans),
     "timestamp": ValueSet(times=EVERY_VALUE.times),
 }
-_FLIPPED = {exp.EQ: exp.EQ, exp.NEQ: exp.NEQ, exp.LT: exp.GT, exp.LTE: exp.GTE, exp.GT: exp.LT, exp.GTE: exp.LTE}
+_FLIPPED = {
+    exp.EQ: exp.EQ,
+    exp.NEQ: exp.NEQ,
+    exp.LT: exp.GT,
+    exp.LTE: exp.GTE,
+    exp.GT: exp.LT,
+    exp.GTE: exp.LTE,
+}
 _SYMBOL = {exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
 _OTHER_NAMES: dict[type[exp.Expression], str] = {
     exp.RegexpLike: "RLIKE",
@@ -100,7 +107,9 @@ def parse_sql(text: str, schema: Mapping[str, AttributeType] | None = None) -> F
 def parse_sql_expression(text: str, schema: Mapping[str, AttributeType] | None = None) -> Expression:
     """Parse a predicate to its expression, without building boxes."""
     if len(text) > MAX_TEXT:
-        raise FilterError(f"the filter is {len(text)} characters long", allowed=f"up to {MAX_TEXT} characters")
+        raise FilterError(
+            f"the filter is {len(text)} characters long", allowed=f"up to {MAX_TEXT} characters"
+        )
     if any(0xD800 <= ord(c) <= 0xDFFF for c in text):
         raise FilterError("the filter holds half a surrogate pair", allowed="valid Unicode text")
     _check_nesting(text)
@@ -110,7 +119,9 @@ def parse_sql_expression(text: str, schema: Mapping[str, AttributeType] | None =
     except ParseError as error:
         raise _syntax_error(text, error) from None
     except TokenError as error:
-        raise FilterError(f"cannot be read: {str(error).splitlines()[0]}", text=text, allowed=ALLOWED) from None
+        raise FilterError(
+            f"cannot be read: {str(error).splitlines()[0]}", text=text, allowed=ALLOWED
+        ) from None
     except RecursionError:
         raise FilterError("the filter is nested too deeply", text=text, allowed="fewer levels") from None
 
@@ -179,13 +190,19 @@ class _Reader:
             value = self.literal(bound, path)
             shown = f"{path} {_SYMBOL[op]} {bound.sql('spark')}"
             parts.append(
-                Constant(None) if value is None else self.atom(path, shown, _kind(value), bound, _compare(op, value))
+                Constant(None)
+                if value is None
+                else self.atom(path, shown, _kind(value), bound, _compare(op, value))
             )
         return And(tuple(parts))
 
     def membership(self, node: exp.In) -> Expression:
         path = self.attribute(node.this, "IN")
-        if node.args.get("query") is not None or node.args.get("unnest") is not None or "field" in _set(node):
+        if (
+            node.args.get("query") is not None
+            or node.args.get("unnest") is not None
+            or "field" in _set(node)
+        ):
             self.fail("a sub-query is not allowed", node.args.get("query") or node.this)
         if not node.expressions:
             self.fail("IN needs at least one value", node.this)
@@ -258,7 +275,9 @@ class _Reader:
             self.fail("IS takes NULL or NOT NULL only", node.expression)
         path = self.attribute(node.this, "IS NULL")
         null = Constraint(absent=True, null=True)
-        return Atom(path, f"{path} IS NULL", (null,), (Constraint(scalars=EVERY_VALUE, arrays=EVERY_ARRAY),))
+        return Atom(
+            path, f"{path} IS NULL", (null,), (Constraint(scalars=EVERY_VALUE, arrays=EVERY_ARRAY),)
+        )
 
     def atom(self, path: str, shown: str, kind: str, at: exp.Expression, values: ValueSet) -> Atom:
         """A predicate on scalars of one kind: FALSE on the others of that kind, NULL elsewhere."""
@@ -340,7 +359,9 @@ class _Reader:
     def time(self, text: str, node: exp.Expression) -> datetime:
         time = read_time(text)
         if time is None:
-            self.fail(f"{text!r} is not a timestamp such as '2026-01-31 12:30:00' or '2026-01-31T12:30:00Z'", node)
+            self.fail(
+                f"{text!r} is not a timestamp such as '2026-01-31 12:30:00' or '2026-01-31T12:30:00Z'", node
+            )
         return time
 
     def attribute(self, node: exp.Expression, what: str) -> str:
@@ -381,7 +402,7 @@ def like_values(codes: tuple[int, ...]) -> ValueSet:
         return strings_equal([prefix])
     if codes[len(prefix) :] == (ANY,):
         return prefixed(prefix)
-    return tested([StringTest(TestKind.GLOB, codes)], within=prefixed(prefix))
+    return where_tests([StringTest(TestKind.GLOB, codes)], within=prefixed(prefix))
 
 
 def read_time(text: str) -> datetime | None:
@@ -393,7 +414,13 @@ def read_time(text: str) -> datetime | None:
     micros = int((fraction or "0").ljust(6, "0")[:6])
     try:
         time = datetime(
-            int(year), int(month or 1), int(day or 1), int(hour or 0), int(minute or 0), int(second or 0), micros
+            int(year),
+            int(month or 1),
+            int(day or 1),
+            int(hour or 0),
+            int(minute or 0),
+            int(second or 0),
+            micros,
         )
         return _in_utc(time, zone)
     except (ValueError, OverflowError, KeyError, OSError):  # KeyError, OSError: no such zone
@@ -422,7 +449,9 @@ def _compare(op: type[exp.Expression], value: Scalar) -> ValueSet:
     above = op in (exp.GT, exp.GTE)
     if isinstance(value, bool):
         # false < true, as Spark orders them
-        keep = [b for b in (False, True) if (b > value if above else b < value) or (inclusive and b == value)]
+        keep = [
+            b for b in (False, True) if (b > value if above else b < value) or (inclusive and b == value)
+        ]
         out = NO_VALUE
         for b in keep:
             out = out.union(booleans(b)) or out
@@ -473,7 +502,8 @@ def _typed_literal(node: exp.Cast) -> bool:
         and not node.meta
         and isinstance(node.this, exp.Literal)
         and node.this.is_string
-        and node.to.this in (exp.DataType.Type.TIMESTAMP, exp.DataType.Type.TIMESTAMPTZ, exp.DataType.Type.DATE)
+        and node.to.this
+        in (exp.DataType.Type.TIMESTAMP, exp.DataType.Type.TIMESTAMPTZ, exp.DataType.Type.DATE)
     )
 
 
@@ -508,4 +538,6 @@ def _syntax_error(text: str, error: ParseError) -> FilterError:
     if context is not None:
         place = text.find(f"{context}{found.get('highlight') or ''}")
         position = place + len(context) if place >= 0 else None
-    return FilterError("the predicate is not complete or not SQL", text=text, position=position, allowed=ALLOWED)
+    return FilterError(
+        "the predicate is not complete or not SQL", text=text, position=position, allowed=ALLOWED
+    )

@@ -74,7 +74,9 @@ class StringTest:
             return f"matches {_show(self.codes)!r}"
         if self.kind in (TestKind.CIDR4, TestKind.CIDR6):
             return f"in {_network(self)}"
-        word = {TestKind.NOCASE: "equals", TestKind.NOCASE_PREFIX: "starts with"}.get(self.kind, "ends with")
+        word = {TestKind.NOCASE: "equals", TestKind.NOCASE_PREFIX: "starts with"}.get(
+            self.kind, "ends with"
+        )
         return f"{word} {_show(self.codes)!r} in any case"
 
 
@@ -220,11 +222,9 @@ def _network(test: StringTest) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
 
 def _cidr_implies(a: StringTest, b: StringTest) -> bool:
     inner, outer = _network(a), _network(b)
-    return (
-        outer.prefixlen <= inner.prefixlen
-        and int(inner.network_address) >> (inner.max_prefixlen - outer.prefixlen)
-        == int(outer.network_address) >> (outer.max_prefixlen - outer.prefixlen)
-    )
+    return outer.prefixlen <= inner.prefixlen and int(inner.network_address) >> (
+        inner.max_prefixlen - outer.prefixlen
+    ) == int(outer.network_address) >> (outer.max_prefixlen - outer.prefixlen)
 
 
 def _show(codes: Sequence[int]) -> str:

@@ -38,6 +38,7 @@ __all__ = [
     "cut_not",
     "cut_or",
     "cut_within",
+    "cuts_miss",
     "microseconds",
     "next_prefix",
     "number_above",
@@ -46,10 +47,10 @@ __all__ = [
     "prefixed",
     "singletons",
     "strings_equal",
-    "tested",
     "times_above",
     "times_below",
     "times_equal",
+    "where_tests",
 ]
 
 Number = int | float
@@ -66,7 +67,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def cut_merge(a: Cuts, b: Cuts, keep_a: bool, keep_b: bool, keep_both: bool) -> Cuts:
-    """The cuts of the set of points that are in a only / in b only / in both, as asked. O(len a + len b)."""
+    """The cuts of the points that are in a only, in b only, in both, as asked. O(len a + len b)."""
     out: list[Any] = []
     i = j = 0
     in_a = in_b = inside = False
@@ -113,6 +114,13 @@ def cut_minus(a: Cuts, b: Cuts) -> Cuts:
 def cut_within(a: Cuts, b: Cuts) -> bool:
     """Whether a is a subset of b."""
     return not cut_minus(a, b)
+
+
+def cuts_miss(a: Cuts, b: Cuts) -> bool:
+    """Whether a and b, neither empty, are disjoint; quick when one ends before the other begins."""
+    if (len(a) % 2 == 0 and a[-1] <= b[0]) or (len(b) % 2 == 0 and b[-1] <= a[0]):
+        return True
+    return not cut_and(a, b)
 
 
 def cut_contains(cuts: Cuts, point: Any) -> bool:
@@ -192,7 +200,8 @@ class ValueSet:
             cut_not(self.times, _TIME_MIN),
         )
         negated = [
-            _normal((), self.strings, (), (), frozenset([(tests, not wanted)])) for tests, wanted in self.tests
+            _normal((), self.strings, (), (), frozenset([(tests, not wanted)]))
+            for tests, wanted in self.tests
         ]
         return [s for s in (plain, *negated) if not s.is_empty]
 
@@ -213,8 +222,35 @@ class ValueSet:
             and cut_within(self.strings, other.strings)
             and cut_within(self.booleans, other.booleans)
             and cut_within(self.times, other.times)
-            and (not self.strings or all(_implied(self.tests, literal) for literal in other.tests))
+            and (not self.strings or self._passes(other))
         )
+
+    def _passes(self, other: "ValueSet") -> bool:
+        """Whether the strings of this set certainly pass the tests of `other`."""
+        if all(_implied(self.tests, literal) for literal in other.tests):
+            return True
+        members = singletons(self.strings, "string")
+        return members is not None and all(member in other for member in members)
+
+    @cached_property
+    def spelling(self) -> str:
+        """One text per set as it is written here: the same in every process, unlike the hash."""
+        tests = sorted(
+            (sorted((t.kind.value, t.codes) for t in tests), wanted) for tests, wanted in self.tests
+        )
+        return repr((self.numbers, self.strings, self.booleans, self.times, tests))
+
+    def misses(self, other: "ValueSet") -> bool:
+        """True only when no value is in both: as `intersect(other).is_empty`, without building it."""
+        if self.numbers and other.numbers and not cuts_miss(self.numbers, other.numbers):
+            return False
+        if self.booleans and other.booleans and not cuts_miss(self.booleans, other.booleans):
+            return False
+        if self.times and other.times and not cuts_miss(self.times, other.times):
+            return False
+        if not self.strings or not other.strings or cuts_miss(self.strings, other.strings):
+            return True
+        return bool(self.tests or other.tests) and not self.intersect(other).strings
 
     def __hash__(self) -> int:
         return self._hash
@@ -271,7 +307,9 @@ def prefixed(prefix: str) -> ValueSet:
     return ValueSet(strings=(prefix,) if after is None else (prefix, after))
 
 
-def tested(tests: Iterable[StringTest], wanted: bool = True, within: ValueSet | None = None) -> ValueSet:
+def where_tests(
+    tests: Iterable[StringTest], wanted: bool = True, within: ValueSet | None = None
+) -> ValueSet:
     """Strings (of `within`) for which any of the tests holds, or none of them."""
     strings = EVERY_VALUE.strings if within is None else within.strings
     return _normal((), strings, (), (), frozenset([(frozenset(tests), wanted)]))
