@@ -248,7 +248,9 @@ def wildcard_regex(text: str) -> re.Pattern[str]:
 
 def same_letters(a: str, b: str) -> bool:
     """Equal letter by letter, where a letter equals its one-letter other case if that leads back to it."""
-    return len(a) == len(b) and all(x == y or _cases(x, y) or _cases(y, x) for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and all(
+        x == y or _cases(x, y) or _cases(y, x) for x, y in zip(a, b, strict=True)
+    )
 
 
 def _cases(lower: str, upper: str) -> bool:

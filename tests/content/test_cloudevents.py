@@ -198,6 +198,27 @@ def test_binary_data_is_a_binary_body() -> None:
     assert (event.body, event.body_is_json) == (b"\x00\x01\xff", False)
 
 
+@pytest.mark.parametrize("copies", [1, 20])
+def test_a_null_in_the_place_of_the_other_data_is_absent(copies: int) -> None:
+    texts = [{"data": "x", "data_base64": None}, {"data": None, "data_base64": None}, {"data_base64": None}]
+    records = [json.dumps({**MINIMAL, **text}).encode() for text in texts] * copies
+    batch = decode_events(records).batch
+    assert batch.column("_body").to_pylist() == [b'"x"', b"null", None] * copies
+    assert batch.column("_body_is_json").to_pylist() == [True, True, False] * copies
+
+
+@given(st.lists(EVENTS, min_size=1, max_size=4), st.sampled_from(["source", "subject", "data.a", "data"]))
+def test_an_event_is_read_the_same_alone_and_among_many(events: list[dict[str, Any]], field: str) -> None:
+    records = [json.dumps(event).encode() for event in events]
+    many = decode_events(records * 20, publisher=field)
+    schema = EventSchema.of_batch(many.batch)
+    alone = [decode_events([record], schema, publisher=field) for record in records]
+    rows = [row for decoded in alone for row in decoded.batch.to_pylist()]
+    assert many.batch.to_pylist() == rows * 20
+    faults = [rejected.reason for decoded in alone for rejected in decoded.rejected]
+    assert [rejected.reason for rejected in many.rejected] == faults * 20
+
+
 def test_null_context_attributes_are_absent() -> None:
     decoded = one(subject=None, time=None, ext=None, publisher=None, data_base64=None)
     (event,) = batch_to_events(decoded.batch)

@@ -10,16 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.content.events import EventSchema
-from ramify.content.filters import Filter
-from ramify.content.keywords import parse_keywords
-from ramify.content.pattern import parse_pattern
 from ramify.content.sql import parse_sql
+from ramify.content.subscriptions import Subscription
 from ramify.errors import DisconnectedError, InputError, OverlayError
 from ramify.network.generators import random_overlay, ring
 from ramify.network.overlay import Overlay
 from ramify.workloads.catalog import WORKLOADS, workload_from
-from ramify.workloads.workload import BLOCK_EVENTS, SubscriptionRow, Workload
+from ramify.workloads.workload import BLOCK_EVENTS, Workload
 
 SPECS = (
     "demo",
@@ -45,15 +42,6 @@ def made(spec: str) -> Workload:
     if spec not in MADE:
         MADE[spec] = workload_from(f"{spec}:events={EVENTS}", OVERLAY, 11)
     return MADE[spec]
-
-
-def parsed(row: SubscriptionRow, schema: EventSchema) -> Filter:
-    if row.sql is not None:
-        return parse_sql(row.sql, schema.attributes)
-    if row.pattern is not None:
-        return parse_pattern(row.pattern, schema.attributes)
-    assert row.keywords is not None
-    return parse_keywords(row.keywords)
 
 
 def test_every_workload_of_the_catalog_is_tested_here() -> None:
@@ -127,7 +115,7 @@ def test_every_filter_parses_and_names_only_attributes_of_the_events(spec: str) 
     texts = {(row.sql, row.pattern, row.keywords): row for row in workload.subscriptions}
     # Some 200 to 400 of them: thousands of ranges that differ in two numbers prove nothing more.
     for row in list(texts.values())[:: max(1, len(texts) // 200)]:
-        found = parsed(row, workload.schema)
+        found = row.parse(workload.schema.attributes)
         assert not found.is_empty, row
         assert found.paths <= workload.schema.attributes.keys()
     for advertisement in workload.advertisements:
@@ -140,7 +128,7 @@ def test_subscription_rows_are_lines_of_a_subscription_file(spec: str) -> None:
         line = row.to_json()
         assert "\n" not in line
         read = json.loads(line)
-        assert {"id", "client", "broker"} <= read.keys() <= {*SubscriptionRow.__dataclass_fields__}
+        assert {"id", "client", "broker"} <= read.keys() <= {*Subscription.__dataclass_fields__}
         assert len({"sql", "pattern", "keywords"} & read.keys()) == 1
 
 

@@ -118,10 +118,11 @@ def _parse(records: Records, _: FieldMapping, publisher: str) -> Parsed:
     _fill_publishers(leaves, publisher)
     parsed.bodies = _bodies(parsed, records)
     parsed.body_is_json = [body is not None for body in parsed.bodies]
+    encoded.discard_nulls()
     spoilt = []
     for row, text in zip(encoded.rows.tolist(), encoded.values, strict=True):
         try:
-            parsed.bodies[row] = None if text is None else base64.b64decode(text, validate=True)
+            parsed.bodies[row] = base64.b64decode(text, validate=True)
         except (ValueError, binascii.Error):
             faults[index[row]] = _bad("data_base64 is not base64")
             spoilt.append(row)

@@ -83,7 +83,9 @@ class _Layout:
         if kind == STRING:
             return self.put_strings(values)
         if values.null_count:
-            values = pc.fill_null(values, False if kind == BOOL else 0 if kind != TIME else pa.scalar(0, values.type))
+            values = pc.fill_null(
+                values, False if kind == BOOL else 0 if kind != TIME else pa.scalar(0, values.type)
+            )
         if kind == FLOAT:
             floats = np.asarray(values.cast(pa.float64())) + 0.0  # -0.0 becomes 0.0
             bits = ordered(floats)
@@ -99,7 +101,9 @@ class _Layout:
         if len(values) == 0:
             offsets = np.zeros(1, np.int64)
         else:
-            offsets = np.frombuffer(offsets_buffer, np.int64)[values.offset : values.offset + len(values) + 1]
+            offsets = np.frombuffer(offsets_buffer, np.int64)[
+                values.offset : values.offset + len(values) + 1
+            ]
         data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.zeros(0, np.uint8)
         data = data[offsets[0] : offsets[-1]]
         shift = self.text_size - int(offsets[0])

@@ -199,7 +199,7 @@ class Constraint:
 
     def within(self, other: "Constraint") -> bool:
         """True only when everything in this set is in `other`."""
-        return (
+        return self is other or (
             self.absent <= other.absent
             and self.null <= other.null
             and (self.arrays is None or (other.arrays is not None and self.arrays.within(other.arrays)))

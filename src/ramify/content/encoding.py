@@ -31,11 +31,11 @@ from ramify.content.kernels import (
     SET,
     TIME_IN,
     TIME_IS,
-    hash_bytes,
 )
-from ramify.errors import FilterError
+from ramify.content.postings import hash_bytes
 from ramify.content.strings import StringTest, TestKind, literal_prefix
 from ramify.content.values import Cuts, ValueSet, next_prefix, singletons
+from ramify.errors import FilterError
 
 __all__ = ["Access", "Feature", "access_paths", "encode_box"]
 

@@ -17,9 +17,11 @@ from datetime import datetime
 
 from ramify.content.constraints import ABSENT, Constraint, Value
 from ramify.content.describe import describe_constraint
+from ramify.content.events import AttributeType
 from ramify.content.filters import Box, Filter, Work, merge_boxes, products
 
 __all__ = [
+    "CONTEXT_TYPES",
     "And",
     "Atom",
     "Constant",
@@ -34,15 +36,22 @@ __all__ = [
     "explain",
 ]
 
+# The fixed columns of every batch that a filter may name. A schema does not list them.
+CONTEXT_TYPES = {
+    "id": AttributeType.STRING,
+    "publisher": AttributeType.STRING,
+    "time": AttributeType.TIMESTAMP,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Atom:
-    """One predicate on one attribute, as it was written."""
+    """One predicate on one attribute, as it was written. `false` None: wherever it is not TRUE."""
 
     path: str
     text: str
     true: tuple[Constraint, ...]
-    false: tuple[Constraint, ...]
+    false: tuple[Constraint, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +87,16 @@ Expression = Atom | Constant | And | Or | Not
 
 def compile_filter(expression: Expression) -> Filter:
     """The filter of the events for which the expression is TRUE. Raises FilterError when it explodes."""
-    return Filter(boxes_of(expression, True, Work()), expression)
+    return Filter(boxes_of(expression, True, Work()), expression).simplify()
 
 
 def boxes_of(expression: Expression, wanted: bool, work: Work) -> tuple[Box, ...]:
     """The boxes of the events for which the expression is TRUE (wanted) or FALSE (not wanted)."""
     match expression:
         case Atom(path, _, true, false):
-            parts = (Box.of({path: c}) for c in (true if wanted else false))
-            return tuple(box for box in parts if box is not None)
+            asked = true if wanted or false is None else false
+            found = tuple(box for c in asked if (box := Box.of({path: c})) is not None)
+            return Filter(found).complement().boxes if not wanted and false is None else found
         case Constant(value):
             return (Box(),) if value is wanted else ()
         case Not(part):
@@ -115,7 +125,7 @@ def evaluate(expression: Expression, attributes: Mapping[str, Value]) -> bool | 
             value = attributes.get(path, ABSENT)
             if any(value in c for c in true):
                 return True
-            return False if any(value in c for c in false) else None
+            return False if false is None or any(value in c for c in false) else None
         case Constant(value):
             return value
         case Not(part):

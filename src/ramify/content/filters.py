@@ -25,15 +25,27 @@ from ramify.errors import FilterError
 if TYPE_CHECKING:
     from ramify.content.expressions import Expression
 
-__all__ = ["EVERYTHING", "MAX_BOXES", "NOTHING_AT_ALL", "Box", "Filter", "Work", "merge_boxes", "products"]
+__all__ = [
+    "EVERYTHING",
+    "MAX_BOXES",
+    "NOTHING_AT_ALL",
+    "Box",
+    "Filter",
+    "Work",
+    "merge_boxes",
+    "products",
+    "unite",
+]
 
 MAX_BOXES = 1024
 # What one algebra call may spend, in pairs of boxes looked at: about a second, then FilterError.
 _WORK = 300_000
 # An intersection or a difference of two boxes costs about as much as looking at this many pairs.
 _PRODUCT = 5
-# Above this many boxes all pairs are no longer compared: absorption is an optimisation, not a duty.
-_ABSORB_MOST = 512
+# Above this many boxes (constraints) not all pairs are compared: absorption is an optimisation, not a duty,
+# and not worth much while a filter is still being built.
+_ABSORB_MOST = 128
+_ABSORB_MOST_AT_LAST = 512
 _UNITE_MOST = 128
 
 
@@ -199,7 +211,7 @@ class Filter:
 
     def simplify(self) -> "Filter":
         """The same set with boxes absorbed and merged where that is exact; keeps the expression."""
-        return Filter(merge_boxes(self.boxes), self.expression)
+        return Filter(merge_boxes(self.boxes, absorb=_ABSORB_MOST_AT_LAST), self.expression)
 
     @cached_property
     def key(self) -> bytes:
@@ -232,7 +244,7 @@ class Filter:
         return self.subtract(other)
 
 
-def merge_boxes(boxes: Iterable[Box], most: int = MAX_BOXES) -> tuple[Box, ...]:
+def merge_boxes(boxes: Iterable[Box], most: int = MAX_BOXES, absorb: int = _ABSORB_MOST) -> tuple[Box, ...]:
     """Absorb boxes that lie in another and merge pairs whose union is a box; at most `most` remain.
 
     Work is bounded: whenever twice `most` boxes have come together they must merge to `most`, and pairs
@@ -246,7 +258,9 @@ def merge_boxes(boxes: Iterable[Box], most: int = MAX_BOXES) -> tuple[Box, ...]:
             distinct = dict.fromkeys(_merge_along_each_path(list(distinct)))
             if len(distinct) > most:
                 raise _too_many(most)
-    kept = _absorb(_merge_along_each_path(list(distinct)))
+    kept = _merge_along_each_path(list(distinct))
+    if 2 <= len(kept) <= absorb:
+        kept = _absorb(kept)
     if len(kept) > most:
         raise _too_many(most)
     return tuple(kept)
@@ -370,14 +384,14 @@ def _merge_along_each_path(boxes: list[Box]) -> list[Box]:
                 continue
             for box in members:
                 del alive[box]
-            for constraint in _unite([box.by_path[path] for box in members]):
+            for constraint in unite([box.by_path[path] for box in members]):
                 united = Box.of({**dict(rest), path: constraint})
                 if united is not None:
                     alive.setdefault(united)
     return list(alive)
 
 
-def _unite(constraints: list[Constraint]) -> list[Constraint]:
+def unite(constraints: list[Constraint]) -> list[Constraint]:
     """Unite constraints where one can hold both; what cannot unite stays apart."""
     alike: dict[object, list[Constraint]] = {}
     for constraint in constraints:
@@ -415,8 +429,6 @@ def _unite_halves(constraints: list[Constraint]) -> list[Constraint]:
 
 def _absorb(boxes: list[Box]) -> list[Box]:
     """Drop boxes that lie within another. Fewest constraints first, since those can hold others."""
-    if not 2 <= len(boxes) <= _ABSORB_MOST:
-        return boxes
     ordered = sorted(boxes, key=lambda b: len(b.constraints))
     kept: list[Box] = []
     for box in ordered:

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ramify.content.events import RESERVED_NAMES, Decoded, EventSchema, RejectReason
 from ramify.content.leaves import Leaves, Shape, conflict, shapes, sprawl
@@ -76,8 +75,8 @@ def decode(
     messages only, that the schema comes from earlier records of this input.
     """
     with _collector_paused():
-        parsed = parse(records, mapping)
-        return tabulate(parsed, records, schema, mapping, inferred=inferred)
+        # Not kept in a variable: the values must be gone when the collector wakes up and counts.
+        return tabulate(parse(records, mapping), records, schema, mapping, inferred=inferred)
 
 
 def parse_plain(records: Records, _: FieldMapping) -> Parsed:
@@ -94,7 +93,7 @@ def parse_shapes(records: Records, spread: Spread) -> Parsed:
         parsed.index += group.index
         for shape in shapes(rows, group.objects):
             spread(shape, parsed)
-        repeats |= _repeated_keys(records, group, parsed.leaves.keys[rows])
+        repeats |= _repeated_keys(records, group, parsed)
     index, faults = parsed.index, parsed.faults
     for row in parsed.leaves.sprawling:
         faults.setdefault(index[row], sprawl())
@@ -116,11 +115,15 @@ def _spread_plain(shape: Shape, parsed: Parsed) -> None:
     parsed.leaves.add(shape)
 
 
-def _repeated_keys(records: Records, group: Group, keys: NDArray[np.int64]) -> dict[int, Fault]:
-    """The faults of the records whose bytes show more pairs than their objects have keys."""
+def _repeated_keys(records: Records, group: Group, parsed: Parsed) -> dict[int, Fault]:
+    """The faults of the last group's records whose bytes show more pairs than their objects have keys."""
+    stop = len(parsed.index)
+    keys = parsed.leaves.keys[stop - len(group.index) : stop]
     found = {}
     for k in np.flatnonzero(keys != group.pairs).tolist():
         i = group.index[k]
+        if i in parsed.faults:
+            continue
         fault = duplicate_keys(records.raw[i], group.objects[k], int(group.pairs[k]))
         if fault is not None:
             found[i] = fault

@@ -147,8 +147,12 @@ class ArraySplitter:
         commas = (found.marks[:stop] == 0x2C) & (found.levels[:stop] == 1)
         start = 0
         for cut in found.at[:stop][commas].tolist():
-            self._append(data[start:cut])
-            yield self._element()
+            if start and cut - start <= MAX_RECORD_BYTES:  # all of it is in this chunk
+                self.elements += 1
+                yield data[start:cut].strip(WHITESPACE), None
+            else:
+                self._append(data[start:cut])
+                yield self._element()
             start = cut + 1
         self._append(data[start:end])
         if end < len(data):

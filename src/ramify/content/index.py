@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramify.content.encoding import Access, Feature
-from ramify.content.kernels import (
-    Index,
+from ramify.content.kernels import Index
+from ramify.content.postings import (
     compact_postings,
     hash_bytes,
     hash_number,

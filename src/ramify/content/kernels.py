@@ -24,17 +24,18 @@ something and lies in one dyadic interval per level. Each feature belongs to a c
 length or level) and has a hash. A *group* is a class, or a pair of classes, under whose hashes boxes are
 filed; a row looks up its own hashes, group by group.
 
-`match_rows` is one long function on purpose: numba passes every array of a call as seven words, so calls
-that take many arrays cost more than the work they do. What it calls takes few.
+What runs once per candidate is `inlined`: numba passes every array of a call as seven words, so calls with
+many arrays cost more than the work they do.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from ramify.content.strings import ANY, ONE, TestKind, fold
+from ramify.compiled import compiled, inlined
+from ramify.content.postings import FNV_PRIME, HAS_SUFFIX, find, hash_number, mix, pair_hash, seed_of
+from ramify.content.textkernels import test_holds
 
 __all__ = [
     "ABSENT_TYPE",
@@ -61,41 +62,26 @@ __all__ = [
     "TIME_IS",
     "Columns",
     "Index",
-    "compact_postings",
-    "hash_bytes",
-    "hash_number",
-    "list_length",
     "match_rows",
-    "pair_hash",
-    "push_keys",
-    "push_list",
-    "rehash",
 ]
+
+Ints = NDArray[np.int64]
+Int = Any  # int or np.int64, which numba mixes freely and mypy does not
+Flag = Any  # likewise bool
+Bytes = NDArray[np.uint8]
+Hashes = NDArray[np.uint64]
+Ids = NDArray[np.int32]
+Hash = Any  # likewise np.uint64
 
 NUMBER, EQUAL, PREFIX, ONE_OF, SET, GENERAL = 1, 2, 3, 4, 5, 6
 ABSENT_TYPE, INT, FLOAT, BOOL, TIME, STRING = 0, 1, 2, 3, 4, 5
-# kinds of feature; prefixes sort first, as match_rows wants them
-HAS_PREFIX, EQUALS, HAS_SUFFIX, EQUALS_NOCASE = 1, 2, 3, 4
+# kinds of feature; prefixes sort first, as `string_features` wants them
+HAS_PREFIX, EQUALS, EQUALS_NOCASE = 1, 2, 4
 NUMBER_IS, TIME_IS, BOOLEAN_IS, NUMBER_IN, TIME_IN = 5, 6, 7, 8, 9
 LONGEST_KEY = 63
-
-_FNV = np.uint64(0xCBF29CE484222325)
-_FNV_PRIME = np.uint64(0x100000001B3)
-_MIX_A = np.uint64(0xFF51AFD7ED558CCD)
-_MIX_B = np.uint64(0xC4CEB9FE1A85EC53)
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_33 = np.uint64(33)
+# what `match_rows` makes of a present list; 0, 1 and 2 are `Columns.state`
+_LIST = 3
 _32 = np.uint64(32)
-
-_GLOB, _NOCASE = int(TestKind.GLOB), int(TestKind.NOCASE)
-_NOCASE_PREFIX, _NOCASE_SUFFIX = int(TestKind.NOCASE_PREFIX), int(TestKind.NOCASE_SUFFIX)
-_CIDR4, _CIDR6 = int(TestKind.CIDR4), int(TestKind.CIDR6)
-_ANY, _ONE = ANY, ONE
-
-# Code points beyond ASCII whose folded form differs, so that kernels fold exactly as `fold` does.
-_FOLDED = [(c, fold(chr(c))[0]) for c in range(128, 0x1E944) if not 0xD800 <= c <= 0xDFFF]
-_FOLD_FROM = np.array([c for c, low in _FOLDED if c != low], dtype=np.int64)
-_FOLD_TO = np.array([low for c, low in _FOLDED if c != low], dtype=np.int64)
 
 
 class Columns(NamedTuple):
@@ -131,160 +117,12 @@ class Index(NamedTuple):
     group_b: NDArray[np.int64]  # [group] a second class, or -1
 
 
-@njit(cache=True, nogil=True, inline="always")
-def mix(h):
-    h ^= h >> _33
-    h *= _MIX_A
-    h ^= h >> _33
-    h *= _MIX_B
-    h ^= h >> _33
-    return h
-
-
-@njit(cache=True, nogil=True, inline="always")
-def seed_of(column):
-    return _FNV ^ (np.uint64(column + 1) * _GOLDEN)
-
-
-@njit(cache=True, nogil=True)
-def hash_bytes(column, kind, data):
-    """The hash of a string feature; suffixes are hashed from the end."""
-    h = seed_of(column)
-    n = len(data)
-    for k in range(n):
-        h = (h ^ np.uint64(data[n - 1 - k] if kind == HAS_SUFFIX else data[k])) * _FNV_PRIME
-    return mix(h ^ np.uint64(kind))
-
-
-@njit(cache=True, nogil=True, inline="always")
-def hash_number(column, kind, level, value):
-    """The hash of a number, time or boolean, or of the dyadic interval `value` of a level."""
-    return mix(seed_of(column) ^ (np.uint64(value) * _GOLDEN) ^ np.uint64(kind + 256 * level))
-
-
-@njit(cache=True, nogil=True, inline="always")
-def pair_hash(a, b):
-    """The hash of two features that hold together."""
-    return mix(a * _GOLDEN ^ b)
-
-
-@njit(cache=True, nogil=True, inline="always")
-def find(table, h):
-    """The head of a hash's list, or -1."""
-    mask = np.uint64(len(table) // 2 - 1)
-    k = np.int64(h & mask)
-    wanted = np.int64(h)
-    while table[2 * k + 1] != -2:
-        if table[2 * k] == wanted:
-            return table[2 * k + 1]
-        k = (k + 1) & np.int64(mask)
-    return np.int64(-1)
-
-
-@njit(cache=True, nogil=True)
-def find_or_free(table, h):
-    """The slot of a hash, or the free one where it belongs."""
-    mask = np.uint64(len(table) // 2 - 1)
-    k = np.int64(h & mask)
-    wanted = np.int64(h)
-    while table[2 * k + 1] != -2 and table[2 * k] != wanted:
-        k = (k + 1) & np.int64(mask)
-    return k
-
-
-@njit(cache=True, nogil=True)
-def push_keys(table, postings, first_posting, hashes, starts):
-    """Put boxes into the lists of their hashes. Returns how many slots were newly taken."""
-    taken = 0
-    for k in range(len(hashes)):
-        slot = find_or_free(table, hashes[k])
-        if table[2 * slot + 1] == -2:
-            table[2 * slot] = np.int64(hashes[k])
-            table[2 * slot + 1] = -1
-            taken += 1
-        posting = first_posting + k
-        postings[2 * posting] = table[2 * slot + 1]
-        postings[2 * posting + 1] = starts[k]
-        table[2 * slot + 1] = posting
-    return taken
-
-
-@njit(cache=True, nogil=True)
-def push_list(heads, k, postings, posting, start):
-    """Put one box into the list whose head is heads[k]."""
-    postings[2 * posting] = heads[k]
-    postings[2 * posting + 1] = start
-    heads[k] = posting
-
-
-@njit(cache=True, nogil=True)
-def list_length(table, postings, h, most):
-    """How many postings a hash has, counted up to `most`."""
-    posting = find(table, h)
-    n = 0
-    while posting >= 0 and n < most:
-        posting = postings[2 * posting]
-        n += 1
-    return n
-
-
-@njit(cache=True, nogil=True)
-def rehash(old, new):
-    """Move the hashes that have boxes to another table. Returns how many there are."""
-    count = 0
-    for k in range(len(old) // 2):
-        if old[2 * k + 1] >= 0:
-            slot = find_or_free(new, np.uint64(old[2 * k]))
-            new[2 * slot] = old[2 * k]
-            new[2 * slot + 1] = old[2 * k + 1]
-            count += 1
-    return count
-
-
-@njit(cache=True, nogil=True)
-def compact_list(head, postings, box_start, new_start, new_postings, used):
-    """Lay one list out again without removed boxes. Returns (its new head, the next free posting).
-
-    new_start[k] is where the box that began at box_start[k] begins now, or -1.
-    """
-    first = np.int64(-1)
-    while head >= 0:
-        start = new_start[np.searchsorted(box_start, postings[2 * head + 1])]
-        if start >= 0:
-            if first < 0:
-                first = used
-            else:
-                new_postings[2 * used - 2] = used
-            new_postings[2 * used] = -1
-            new_postings[2 * used + 1] = start
-            used += 1
-        head = np.int64(postings[2 * head])
-    return first, used
-
-
-@njit(cache=True, nogil=True)
-def compact_postings(table, heads, postings, box_start, new_start, new_postings):
-    """Lay all lists out again, those of the table and of these heads. Returns how many postings are left."""
-    used = np.int64(0)
-    for k in range(len(table) // 2):
-        if table[2 * k + 1] >= 0:
-            table[2 * k + 1], used = compact_list(
-                table[2 * k + 1], postings, box_start, new_start, new_postings, used
-            )
-    for k in range(len(heads)):
-        if heads[k] >= 0:
-            heads[k], used = compact_list(
-                np.int64(heads[k]), postings, box_start, new_start, new_postings, used
-            )
-    return used
-
-
-@njit(cache=True, nogil=True)
-def compare(data, a, a_length, program_bytes, b, b_length):
+@compiled
+def compare(data: Bytes, a: Int, a_length: Int, text: Bytes, b: Int, b_length: Int) -> Int:
     """Order of two byte strings: -1, 0 or 1."""
     n = min(a_length, b_length)
     for k in range(n):
-        x, y = data[a + k], program_bytes[b + k]
+        x, y = data[a + k], text[b + k]
         if x != y:
             return -1 if x < y else 1
     if a_length == b_length:
@@ -292,205 +130,8 @@ def compare(data, a, a_length, program_bytes, b, b_length):
     return -1 if a_length < b_length else 1
 
 
-@njit(cache=True, nogil=True)
-def decode(data, at):
-    """The code point at a byte position of valid UTF-8, and its length."""
-    b = np.int64(data[at])
-    if b < 0x80:
-        return b, 1
-    if b < 0xE0:
-        return ((b & 0x1F) << 6) | (data[at + 1] & 0x3F), 2
-    if b < 0xF0:
-        return ((b & 0x0F) << 12) | (np.int64(data[at + 1] & 0x3F) << 6) | (data[at + 2] & 0x3F), 3
-    return (
-        ((b & 0x07) << 18)
-        | (np.int64(data[at + 1] & 0x3F) << 12)
-        | (np.int64(data[at + 2] & 0x3F) << 6)
-        | (data[at + 3] & 0x3F)
-    ), 4
-
-
-@njit(cache=True, nogil=True)
-def fold_code(c):
-    if c < 128:
-        return c + 32 if 65 <= c <= 90 else c
-    k = np.searchsorted(_FOLD_FROM, c)
-    if k < len(_FOLD_FROM) and _FOLD_FROM[k] == c:
-        return _FOLD_TO[k]
-    return c
-
-
-@njit(cache=True, nogil=True)
-def glob_holds(data, start, end, program, codes, n):
-    """As `ramify.content.strings` does it: return to the last ANY only."""
-    i, j = start, 0
-    star, mark = -1, start
-    while i < end:
-        c, width = decode(data, i)
-        if j < n and (program[codes + j] == c or program[codes + j] == _ONE):
-            i += width
-            j += 1
-        elif j < n and program[codes + j] == _ANY:
-            star, mark = j, i
-            j += 1
-        elif star >= 0:
-            mark += decode(data, mark)[1]
-            i, j = mark, star + 1
-        else:
-            return False
-    while j < n and program[codes + j] == _ANY:
-        j += 1
-    return j == n
-
-
-@njit(cache=True, nogil=True)
-def nocase_holds(kind, data, start, end, program, codes, n):
-    at = start
-    if kind == _NOCASE_SUFFIX:
-        # step back n code points; continuation bytes are 10xxxxxx
-        at = end
-        for _ in range(n):
-            if at <= start:
-                return False
-            at -= 1
-            while (data[at] & 0xC0) == 0x80:
-                at -= 1
-    for k in range(n):
-        if at >= end:
-            return False
-        c, width = decode(data, at)
-        if fold_code(c) != program[codes + k]:
-            return False
-        at += width
-    return kind == _NOCASE_PREFIX or at == end
-
-
-@njit(cache=True, nogil=True)
-def parse_ipv4(data, start, end):
-    """The address as a number, or -1. No leading zeros, as Python's ipaddress has it."""
-    number = np.int64(0)
-    octets = 0
-    at = start
-    while at < end:
-        value = 0
-        digits = 0
-        while at < end and 48 <= data[at] <= 57:
-            value = value * 10 + (np.int64(data[at]) - 48)
-            digits += 1
-            if digits > 3:
-                return np.int64(-1)
-            at += 1
-        if digits == 0 or value > 255 or (digits > 1 and data[at - digits] == 48):
-            return np.int64(-1)
-        number = number * 256 + value
-        octets += 1
-        if octets == 4:
-            return number if at == end else np.int64(-1)
-        if at >= end or data[at] != 46:
-            return np.int64(-1)
-        at += 1
-    return np.int64(-1)
-
-
-@njit(cache=True, nogil=True)
-def hex_value(b):
-    if 48 <= b <= 57:
-        return np.int64(b) - 48
-    if 97 <= b <= 102:
-        return np.int64(b) - 87
-    if 65 <= b <= 70:
-        return np.int64(b) - 55
-    return np.int64(-1)
-
-
-@njit(cache=True, nogil=True)
-def parse_ipv6(data, start, end, groups):
-    """Fill the eight 16-bit groups; False when the text is not an IPv6 address."""
-    count = 0
-    gap = -1
-    at = start
-    if end - start < 2:
-        return False
-    if data[at] == 58:
-        if data[at + 1] != 58:
-            return False
-        gap = 0
-        at += 2
-    while at < end:
-        if count == 8:
-            return False
-        value = np.int64(0)
-        first = at
-        while at < end and hex_value(data[at]) >= 0:
-            if at - first == 4:
-                return False
-            value = value * 16 + hex_value(data[at])
-            at += 1
-        if at < end and data[at] == 46:
-            number = parse_ipv4(data, first, end)
-            if number < 0 or count > 6:
-                return False
-            groups[count] = number >> 16
-            groups[count + 1] = number & 0xFFFF
-            count += 2
-            at = end
-            break
-        if at == first:
-            return False
-        groups[count] = value
-        count += 1
-        if at == end:
-            break
-        if data[at] != 58:
-            return False
-        at += 1
-        if at == end:
-            return False
-        if data[at] == 58:
-            if gap >= 0:
-                return False
-            gap = count
-            at += 1
-    if gap < 0:
-        return count == 8
-    if count > 7:
-        return False
-    for k in range(count - gap):
-        groups[7 - k] = groups[count - 1 - k]
-    for k in range(gap, 8 - (count - gap)):
-        groups[k] = 0
-    return True
-
-
-@njit(cache=True, nogil=True)
-def cidr6_holds(data, start, end, program, codes):
-    groups = np.zeros(8, np.int64)
-    if not parse_ipv6(data, start, end, groups):
-        return False
-    bits = program[codes + 2]
-    for k in range(8):
-        keep = min(16, max(0, bits - 16 * k))
-        word = program[codes + k // 4] >> (48 - 16 * (k % 4)) & 0xFFFF
-        if keep and (groups[k] >> (16 - keep)) != (word >> (16 - keep)):
-            return False
-    return True
-
-
-@njit(cache=True, nogil=True)
-def test_holds(kind, data, start, end, program, codes, n):
-    if kind == _GLOB:
-        return glob_holds(data, start, end, program, codes, n)
-    if kind == _CIDR4:
-        number = parse_ipv4(data, start, end)
-        shift = 32 - program[codes + 1]
-        return number >= 0 and number >> shift == program[codes] >> shift
-    if kind == _CIDR6:
-        return cidr6_holds(data, start, end, program, codes)
-    return nocase_holds(kind, data, start, end, program, codes, n)
-
-
-@njit(cache=True, nogil=True)
-def literals_hold(words, p, data, start, end):
+@compiled
+def literals_hold(words: Ints, p: Int, data: Bytes, start: Int, end: Int) -> Flag:
     """All literals at p: each, any of its tests, must come out as wanted."""
     count = words[p]
     p += 1
@@ -509,15 +150,15 @@ def literals_hold(words, p, data, start, end):
     return True
 
 
-@njit(cache=True, nogil=True)
-def string_in_set(words, code_bytes, p, count, data, start, end):
+@compiled
+def string_in_set(words: Ints, text: Bytes, p: Int, count: Int, data: Bytes, start: Int, end: Int) -> Flag:
     """Whether a string lies in one of the sorted half-open intervals whose table of offsets is at p."""
     length = end - start
     low, high = 0, count
     while low < high:  # the last interval that starts at or below the string
         middle = (low + high) // 2
         q = p + words[p + middle]
-        if compare(data, start, length, code_bytes, (q + 1) * 8, words[q]) >= 0:
+        if compare(data, start, length, text, (q + 1) * 8, words[q]) >= 0:
             low = middle + 1
         else:
             high = middle
@@ -525,11 +166,11 @@ def string_in_set(words, code_bytes, p, count, data, start, end):
         return False
     q = p + words[p + low - 1]
     q += 1 + (words[q] + 7) // 8
-    return words[q] < 0 or compare(data, start, length, code_bytes, (q + 1) * 8, words[q]) < 0
+    return words[q] < 0 or compare(data, start, length, text, (q + 1) * 8, words[q]) < 0
 
 
-@njit(cache=True, nogil=True)
-def element_in_set(words, code_bytes, p, kind, a, b, data):
+@compiled
+def element_in_set(words: Ints, text: Bytes, p: Int, kind: Int, a: Int, b: Int, data: Bytes) -> Flag:
     """Whether an element lies in the set at p: a number, time or boolean a, or the string data[a:b]."""
     q = p + 1
     count = words[q]
@@ -553,25 +194,37 @@ def element_in_set(words, code_bytes, p, kind, a, b, data):
         return (words[q] >> a) & 1 == 1
     q += 1
     count = words[q]
-    if count == 0 or not string_in_set(words, code_bytes, q + 1, count, data, a, b):
+    if count == 0 or not string_in_set(words, text, q + 1, count, data, a, b):
         return False
     # the literals stand at the end; the set's last word says how many words back they begin
     end = p + words[p]
     return literals_hold(words, end - words[end - 1], data, a, b)
 
 
-@njit(cache=True, nogil=True)
-def any_in_set(words, code_bytes, p, kind, elements, first, last, data):
+@compiled
+def any_in_set(
+    words: Ints, text: Bytes, p: Int, kind: Int, elements: Ints, first: Int, last: Int, data: Bytes
+) -> Flag:
     """Whether any element of a range lies in the set at p; `elements` are offsets or values by kind."""
     for e in range(first, last):
         b = elements[e + 1] if kind == STRING else 0
-        if element_in_set(words, code_bytes, p, kind, elements[e], b, data):
+        if element_in_set(words, text, p, kind, elements[e], b, data):
             return True
     return False
 
 
-@njit(cache=True, nogil=True)
-def general_holds(words, code_bytes, p, state, is_list, kind, elements, first, last, data):
+@compiled
+def general_holds(
+    words: Ints,
+    text: Bytes,
+    p: Int,
+    state: Int,
+    kind: Int,
+    elements: Ints,
+    first: Int,
+    last: Int,
+    data: Bytes,
+) -> Flag:
     """Evaluate a GENERAL predicate on what one attribute holds."""
     if state == 0:
         return words[p] == 1
@@ -579,8 +232,8 @@ def general_holds(words, code_bytes, p, state, is_list, kind, elements, first, l
         return words[p + 1] == 1
     has_scalars = words[p + 2] == 1
     p += 3
-    if not is_list:
-        return has_scalars and any_in_set(words, code_bytes, p, kind, elements, first, first + 1, data)
+    if state != _LIST:
+        return has_scalars and any_in_set(words, text, p, kind, elements, first, first + 1, data)
     if has_scalars:
         p += words[p]
     if words[p] == 0:
@@ -590,25 +243,25 @@ def general_holds(words, code_bytes, p, state, is_list, kind, elements, first, l
         count = words[p]
         p += 1
         for _ in range(count):
-            if any_in_set(words, code_bytes, p, kind, elements, first, last, data) != wanted:
+            if any_in_set(words, text, p, kind, elements, first, last, data) != wanted:
                 return False
             p += words[p]
     return True
 
 
-@njit(cache=True, nogil=True, inline="always")
-def starts_with(data, start, end, code_bytes, at, n, whole):
+@inlined
+def starts_with(data: Bytes, start: Int, end: Int, text: Bytes, at: Int, n: Int, whole: Flag) -> Flag:
     """Whether data[start:end] begins with (or is) the n bytes at `at`."""
     same = end - start == n if whole else end - start >= n
     k = 0
     while same and k < n:
-        same = data[start + k] == code_bytes[at + k]
+        same = data[start + k] == text[at + k]
         k += 1
     return same
 
 
-@njit(cache=True, nogil=True, inline="always")
-def one_of(words, code_bytes, p, h, data, start, end):
+@inlined
+def one_of(words: Ints, text: Bytes, p: Int, h: Hash, data: Bytes, start: Int, end: Int) -> Flag:
     """Whether a string with this hash is one of the strings of a ONE_OF at p."""
     count, stride = words[p], words[p + 1]
     # the upper half of the hash and the length, as `encoding` packs them
@@ -616,42 +269,42 @@ def one_of(words, code_bytes, p, h, data, start, end):
     p += 2
     holds = False
     for _ in range(count):
-        if words[p] == wanted and starts_with(data, start, end, code_bytes, (p + 1) * 8, end - start, True):
+        if words[p] == wanted and starts_with(data, start, end, text, (p + 1) * 8, end - start, True):
             holds = True
             break
         p += stride
     return holds
 
 
-@njit(cache=True, nogil=True)
-def grown(array, need):
+@compiled
+def grown(array: Any, need: Int) -> Any:
     """A larger copy."""
     bigger = np.empty(max(need, 2 * len(array)), array.dtype)
     bigger[: len(array)] = array
     return bigger
 
 
-@njit(cache=True, nogil=True)
-def suffix_hash(seed, data, start, end, length):
+@compiled
+def suffix_hash(seed: Hash, data: Bytes, start: Int, end: Int, length: Int) -> Hash:
     """The hash of the last bytes of a string."""
     h = seed
     for k in range(length):
-        h = (h ^ np.uint64(data[end - 1 - k])) * _FNV_PRIME
+        h = (h ^ np.uint64(data[end - 1 - k])) * FNV_PRIME
     return mix(h ^ np.uint64(HAS_SUFFIX))
 
 
-@njit(cache=True, nogil=True)
-def nocase_hash(seed, data, start, end):
+@compiled
+def nocase_hash(seed: Hash, data: Bytes, start: Int, end: Int) -> Hash:
     """The hash of a string with its ASCII letters folded."""
     h = seed
     for k in range(start, end):
         b = data[k]
-        h = (h ^ np.uint64(b + 32 if 65 <= b <= 90 else b)) * _FNV_PRIME
+        h = (h ^ np.uint64(b + 32 if 65 <= b <= 90 else b)) * FNV_PRIME
     return mix(h ^ np.uint64(EQUALS_NOCASE))
 
 
-@njit(cache=True, nogil=True)
-def sort_ids(ids, begin, end):
+@compiled
+def sort_ids(ids: Ids, begin: Int, end: Int) -> None:
     """Sort a part of an array in place."""
     if end - begin > 32:
         ids[begin:end] = np.sort(ids[begin:end])
@@ -665,20 +318,112 @@ def sort_ids(ids, begin, end):
         ids[j + 1] = value
 
 
-@njit(cache=True, nogil=True)
-def match_rows(ix, cols, first_row, last_row, filters):
+@inlined
+def string_features(
+    c: Int,
+    start: Int,
+    end: Int,
+    data: Bytes,
+    first_class: Int,
+    last_class: Int,
+    class_kind: Ints,
+    class_length: Ints,
+    features: Hashes,
+    have: Ints,
+) -> Hash:
+    """Note the features of a string of column c; returns the hash of the whole string."""
+    seed = seed_of(c)
+    h = seed
+    at = start
+    f = first_class
+    while f < last_class and class_kind[f] == HAS_PREFIX and class_length[f] <= end - start:
+        while at < start + class_length[f]:
+            h = (h ^ np.uint64(data[at])) * FNV_PRIME
+            at += 1
+        features[f, have[f]] = mix(h ^ np.uint64(HAS_PREFIX))
+        have[f] += 1
+        f += 1
+    while at < end:
+        h = (h ^ np.uint64(data[at])) * FNV_PRIME
+        at += 1
+    h = mix(h ^ np.uint64(EQUALS))
+    while f < last_class:
+        kind = class_kind[f]
+        if kind == EQUALS:
+            features[f, have[f]] = h
+            have[f] += 1
+        elif kind == HAS_SUFFIX and class_length[f] <= end - start:
+            features[f, have[f]] = suffix_hash(seed, data, start, end, class_length[f])
+            have[f] += 1
+        elif kind == EQUALS_NOCASE:
+            features[f, have[f]] = nocase_hash(seed, data, start, end)
+            have[f] += 1
+        f += 1
+    return h
+
+
+@inlined
+def number_features(
+    c: Int,
+    kind: Int,
+    first: Int,
+    last: Int,
+    whole: Ints,
+    order: Ints,
+    first_class: Int,
+    last_class: Int,
+    class_kind: Ints,
+    class_length: Ints,
+    features: Hashes,
+    have: Ints,
+) -> None:
+    """Note the features of the elements of column c: what they equal, which intervals they lie in."""
+    exact, interval = NUMBER_IS, NUMBER_IN
+    if kind == TIME:
+        exact, interval = TIME_IS, TIME_IN
+    elif kind == BOOL:
+        exact, interval = BOOLEAN_IS, -1
+    for f in range(first_class, last_class):
+        level = class_length[f]
+        for e in range(first, last):
+            if class_kind[f] == exact:
+                features[f, have[f]] = hash_number(c, exact, 0, whole[e])
+                have[f] += 1
+            elif class_kind[f] == interval:
+                features[f, have[f]] = hash_number(c, interval, level, order[e] >> level)
+                have[f] += 1
+
+
+@inlined
+def string_holds(
+    op: Int, words: Ints, text: Bytes, q: Int, h: Hash, data: Bytes, start: Int, end: Int
+) -> Flag:
+    """Whether a string satisfies the predicate whose operands are at q."""
+    holds = False
+    if op == EQUAL or op == PREFIX:
+        holds = starts_with(data, start, end, text, (q + 1) * 8, words[q], op == EQUAL)
+    elif op == ONE_OF:
+        holds = one_of(words, text, q, h, data, start, end)
+    elif op == SET:
+        holds = element_in_set(words, text, q, STRING, start, end, data)
+    return holds
+
+
+@compiled
+def match_rows(ix: Index, cols: Columns, first_row: Int, last_row: Int, filters: Int) -> tuple[Ints, Ids]:
     """Match rows: (ends, ids), the sorted ids of row r being ids[ends[r]:ends[r + 1]].
 
     Cost per row: the bytes of its strings, a look-up per feature and pair of features that some box is
     filed under, and for every box found there an evaluation that mostly ends at its first predicate.
     """
-    words, code_bytes = ix.words, ix.bytes
-    postings, table = ix.postings, ix.table
-    offsets, values, order, data = cols.offsets, cols.values, cols.order, cols.bytes
-    class_kind, class_length = ix.class_kind, ix.class_length
-    columns = len(cols.kind)
-    kind = cols.kind
-    # what the row holds, by column: state (3: present list), element range, where its hashes are
+    words, text, postings, table = ix.words, ix.bytes, ix.postings, ix.table
+    kind, offsets, values, order, data = cols.kind, cols.offsets, cols.values, cols.order, cols.bytes
+    class_start, class_kind, class_length = ix.class_start, ix.class_kind, ix.class_length
+    group_a, group_b, whole, is_list = ix.group_a, ix.group_b, cols.whole, cols.is_list
+    column_state, base, list_base, list_offsets = cols.state, cols.base, cols.list_base, cols.list_offsets
+    column_heads = ix.heads
+    columns = len(kind)
+    # what the row holds, by column: its state, element range, and where the hashes of its strings begin
     state = np.zeros(columns, np.int64)
     first = np.zeros(columns, np.int64)
     last = np.zeros(columns, np.int64)
@@ -687,6 +432,7 @@ def match_rows(ix, cols, first_row, last_row, filters):
     # the row's features: features[class, k], k < have[class]
     features = np.empty((len(class_kind), 4), np.uint64)
     have = np.zeros(len(class_kind), np.int64)
+    # lists of boxes to try; filters that the row matched already
     heads = np.empty(512, np.int64)
     seen = np.full(filters, -1, np.int32)
     ends = np.empty(last_row - first_row + 1, np.int64)
@@ -696,91 +442,68 @@ def match_rows(ix, cols, first_row, last_row, filters):
     for row in range(first_row, last_row):
         found = 0
         hashed = 0
-        if ix.heads[0] >= 0:
-            heads[0] = ix.heads[0]
-            found = 1
         have[:] = 0
+        if columns + 1 > len(heads):
+            heads = grown(heads, columns + 1)
+        if column_heads[0] >= 0:
+            heads[0] = column_heads[0]
+            found = 1
         for c in range(columns):
-            state[c] = cols.state[c, row]
+            state[c] = column_state[c, row]
             if state[c] != 1:
                 continue
-            if cols.is_list[c]:
-                state[c] = 3
-                k = cols.list_base[c] + row
-                first[c] = cols.base[c] + cols.list_offsets[k]
-                last[c] = cols.base[c] + cols.list_offsets[k + 1]
+            first[c] = base[c] + row
+            last[c] = first[c] + 1
+            if is_list[c]:
+                state[c] = _LIST
+                k = list_base[c] + row
+                first[c] = base[c] + list_offsets[k]
+                last[c] = base[c] + list_offsets[k + 1]
                 if last[c] - first[c] > features.shape[1]:
-                    wider = np.empty((len(class_kind), 2 * (last[c] - first[c])), np.uint64)
+                    wider = np.empty((len(have), 2 * (last[c] - first[c])), np.uint64)
                     wider[:, : features.shape[1]] = features
                     features = wider
-            else:
-                first[c] = cols.base[c] + row
-                last[c] = first[c] + 1
-            if ix.heads[1 + c] >= 0:
-                if found == len(heads):
-                    heads = grown(heads, found + 1)
-                heads[found] = ix.heads[1 + c]
+            if column_heads[1 + c] >= 0:
+                heads[found] = column_heads[1 + c]
                 found += 1
-            seed = seed_of(c)
-            if kind[c] == STRING:
-                hash_base[c] = hashed
-                if hashed + last[c] - first[c] > len(hashes):
-                    hashes = grown(hashes, hashed + last[c] - first[c])
-                for e in range(first[c], last[c]):
-                    start, end = offsets[e], offsets[e + 1]
-                    h = seed
-                    at = start
-                    f = ix.class_start[c]
-                    while f < ix.class_start[c + 1] and class_kind[f] == HAS_PREFIX:
-                        stop = start + class_length[f]
-                        if stop > end:
-                            break
-                        while at < stop:
-                            h = (h ^ np.uint64(data[at])) * _FNV_PRIME
-                            at += 1
-                        features[f, have[f]] = mix(h ^ np.uint64(HAS_PREFIX))
-                        have[f] += 1
-                        f += 1
-                    while at < end:
-                        h = (h ^ np.uint64(data[at])) * _FNV_PRIME
-                        at += 1
-                    h = mix(h ^ np.uint64(EQUALS))
-                    hashes[hashed] = h
-                    hashed += 1
-                    while f < ix.class_start[c + 1]:
-                        if class_kind[f] == EQUALS:
-                            features[f, have[f]] = h
-                            have[f] += 1
-                        elif class_kind[f] == HAS_SUFFIX and class_length[f] <= end - start:
-                            features[f, have[f]] = suffix_hash(seed, data, start, end, class_length[f])
-                            have[f] += 1
-                        elif class_kind[f] == EQUALS_NOCASE:
-                            features[f, have[f]] = nocase_hash(seed, data, start, end)
-                            have[f] += 1
-                        f += 1
+            if kind[c] != STRING:
+                number_features(
+                    c,
+                    kind[c],
+                    first[c],
+                    last[c],
+                    whole,
+                    order,
+                    class_start[c],
+                    class_start[c + 1],
+                    class_kind,
+                    class_length,
+                    features,
+                    have,
+                )
                 continue
-            exact, interval = NUMBER_IS, NUMBER_IN
-            if kind[c] == TIME:
-                exact, interval = TIME_IS, TIME_IN
-            elif kind[c] == BOOL:
-                exact, interval = BOOLEAN_IS, 0
-            for f in range(ix.class_start[c], ix.class_start[c + 1]):
-                level = class_length[f]
-                for e in range(first[c], last[c]):
-                    if class_kind[f] == exact:
-                        features[f, have[f]] = hash_number(c, exact, 0, cols.whole[e])
-                        have[f] += 1
-                    elif class_kind[f] == interval:
-                        features[f, have[f]] = hash_number(c, interval, level, order[e] >> level)
-                        have[f] += 1
-        for g in range(len(ix.group_a)):
-            f = ix.group_a[g]
-            f2 = ix.group_b[g]
-            for i in range(have[f]):
-                for j in range(1 if f2 < 0 else have[f2]):
-                    h = features[f, i]
-                    if f2 >= 0:
-                        h = pair_hash(h, features[f2, j])
+            hash_base[c] = hashed
+            if hashed + last[c] - first[c] > len(hashes):
+                hashes = grown(hashes, hashed + last[c] - first[c])
+            for e in range(first[c], last[c]):
+                hashes[hashed] = string_features(
+                    c,
+                    offsets[e],
+                    offsets[e + 1],
+                    data,
+                    class_start[c],
+                    class_start[c + 1],
+                    class_kind,
+                    class_length,
+                    features,
+                    have,
+                )
+                hashed += 1
+        for g in range(len(group_a)):
+            a, b = group_a[g], group_b[g]
+            for i in range(have[a]):
+                for j in range(1 if b < 0 else have[b]):
+                    h = features[a, i] if b < 0 else pair_hash(features[a, i], features[b, j])
                     head = find(table, h)
                     if head >= 0:
                         if found == len(heads):
@@ -798,48 +521,31 @@ def match_rows(ix, cols, first_row, last_row, filters):
                 count = words[p] & 0xFFFF if holds else 0
                 p += 1
                 for _ in range(count):
-                    head = words[p]
-                    op, flags, c = head & 0xFF, (head >> 8) & 0xFF, head >> 40
+                    packed = words[p]
+                    op, flags, c = packed & 0xFF, (packed >> 8) & 0xFF, packed >> 40
                     if op == GENERAL:
+                        some = offsets if kind[c] == STRING else values
                         holds = general_holds(
-                            words,
-                            code_bytes,
-                            p + 1,
-                            state[c],
-                            state[c] == 3,
-                            kind[c],
-                            offsets if kind[c] == STRING else values,
-                            first[c],
-                            last[c],
-                            data,
+                            words, text, p + 1, state[c], kind[c], some, first[c], last[c], data
                         )
-                    elif not (state[c] == 1 and flags & 1) and not (state[c] == 3 and flags & 2):
-                        holds = False
                     else:
                         holds = False
-                        q = p + 1
-                        for e in range(first[c], last[c]):
-                            if kind[c] == STRING:
-                                if op == ONE_OF:
+                        if (state[c] == 1 and flags & 1) or (state[c] == _LIST and flags & 2):
+                            for e in range(first[c], last[c]):
+                                if kind[c] == STRING:
                                     h = hashes[hash_base[c] + e - first[c]]
-                                    holds = one_of(words, code_bytes, q, h, data, offsets[e], offsets[e + 1])
-                                elif op == EQUAL or op == PREFIX:
-                                    holds = starts_with(
-                                        data, offsets[e], offsets[e + 1], code_bytes, (q + 1) * 8, words[q], op == EQUAL
+                                    holds = string_holds(
+                                        op, words, text, p + 1, h, data, offsets[e], offsets[e + 1]
                                     )
+                                elif op == NUMBER:
+                                    holds = kind[c] <= FLOAT and words[p + 1] <= order[e] <= words[p + 2]
                                 elif op == SET:
-                                    holds = element_in_set(
-                                        words, code_bytes, q, STRING, offsets[e], offsets[e + 1], data
-                                    )
-                            elif op == NUMBER:
-                                holds = kind[c] <= FLOAT and words[q] <= order[e] <= words[q + 1]
-                            elif op == SET:
-                                holds = element_in_set(words, code_bytes, q, kind[c], values[e], 0, data)
-                            if holds:
-                                break
+                                    holds = element_in_set(words, text, p + 1, kind[c], values[e], 0, data)
+                                if holds:
+                                    break
                     if not holds:
                         break
-                    p += (head >> 16) & 0xFFFFFF
+                    p += (packed >> 16) & 0xFFFFFF
                 if holds and seen[owner] != row:
                     seen[owner] = row
                     if n == len(ids):

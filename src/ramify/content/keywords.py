@@ -47,13 +47,13 @@ def parse_keywords_expression(
 
 
 def _has_any(words: list[str], attribute: str) -> Atom:
-    """TRUE when an element (or the scalar itself) is one of the words, FALSE when present and none is."""
+    """TRUE when an element (or the scalar itself) is one of the words, FALSE everywhere else."""
     values = strings_equal(words)
     found = Constraint(scalars=values, arrays=ArraySet(some=frozenset([values])))
     shown = (
         f"{attribute} has {words[0]!r}" if len(words) == 1 else f"{attribute} has any of {_shown(words)}"
     )
-    return Atom(attribute, shown, (found,), tuple(found.complement()))
+    return Atom(attribute, shown, (found,), None)
 
 
 def _word(word: object, words: object) -> str:

@@ -12,7 +12,7 @@ walked one by one, which is cheaper than columns of a few values.
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, compress
 from typing import Any
 
@@ -58,17 +58,20 @@ def shapes(rows: Rows, objects: Sequence[dict[str, Any]]) -> Iterator[Shape]:
         yield Shape(names, rows[at], [objects[k] for k in at])
 
 
-@dataclass(slots=True)
 class Leaf:
     """The values at one path and the row of each, in no particular order; None stands for a null.
 
-    `kinds` holds the types that occur.
+    `kinds` holds the types that occur. No dataclass: a log may have as many paths as records, and the
+    factories of a dataclass take longer than a rare path's values.
     """
 
-    values: list[Any] = field(default_factory=list)
-    kinds: set[type] = field(default_factory=set)
-    # 64-bit integers: grows by single rows and by whole arrays alike.
-    _rows: "array[int]" = field(default_factory=lambda: array("q"))
+    __slots__ = ("_rows", "kinds", "values")
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self.kinds: set[type] = set()
+        # 64-bit integers: grows by single rows and by whole arrays alike.
+        self._rows = array("q")
 
     @property
     def rows(self) -> Rows:
@@ -93,6 +96,15 @@ class Leaf:
         self.values = list(compress(self.values, mask.tolist()))
         self.kinds = set(map(type, self.values))
 
+    def nulls(self) -> NDArray[np.bool_]:
+        """Which values are nulls."""
+        return np.fromiter((value is None for value in self.values), np.bool_, len(self.values))
+
+    def discard_nulls(self) -> None:
+        """Keep only the values that are no nulls."""
+        if type(None) in self.kinds:
+            self.keep(~self.nulls())
+
     def dense(self, count: int) -> list[Any]:
         """One value per row, None where there is none."""
         rows = self.rows
@@ -102,6 +114,10 @@ class Leaf:
         for row, value in zip(rows.tolist(), self.values, strict=True):
             spread[row] = value
         return spread
+
+    def first_row(self) -> int:
+        """The first row that has a value or a null."""
+        return self._rows[0] if len(self._rows) == 1 else int(self.rows.min())
 
     def in_order(self) -> Iterator[Any]:
         """The values by row."""
@@ -126,15 +142,11 @@ class Leaves:
     def add(self, shape: Shape, prefix: str = "", columns: "list[list[Any]] | None" = None) -> None:
         """Add objects of one shape below `prefix`. `columns` are those of the shape, if known."""
         keys, rows = shape.keys, shape.rows
-        if len(rows) < _FEW:
+        if len(rows) < _FEW or (prefix and not self._affords(prefix, shape)):
             for row, found in zip(rows.tolist(), shape.objects, strict=True):
                 self._walk(row, prefix, found)
             return
         self.keys[rows] += len(keys)
-        if prefix and not self._affords(prefix, shape):
-            for row, found in zip(rows.tolist(), shape.objects, strict=True):
-                self._walk(row, prefix, found, counted=True)
-            return
         for key, values in zip(keys, columns or shape.columns(), strict=True):
             self._add_column(prefix + key, rows, values)
             self._dotted = self._dotted or "." in key
@@ -162,21 +174,24 @@ class Leaves:
         for shape in shapes(rows, values):
             self.add(shape, f"{path}.")
 
-    def _walk(self, row: int, prefix: str, found: dict[str, Any], *, counted: bool = False) -> None:
-        if not counted:
-            self.keys[row] += len(found)
-        if prefix:
-            self._spent[row] += (len(prefix) - 1) * len(found)
-            if self._spent[row] > MAX_RECORD_BYTES:
+    def _walk(self, row: int, prefix: str, found: dict[str, Any]) -> None:
+        keys, spent, dotted = 0, int(self._spent[row]), self._dotted
+        stack = [(prefix, found)]
+        while stack:
+            prefix, inner = stack.pop()
+            keys += len(inner)
+            spent += (len(prefix) - 1) * len(inner) if prefix else 0
+            if spent > MAX_RECORD_BYTES:
                 self.sprawling.add(row)
-                return
-        for key, value in found.items():
-            path = prefix + key
-            if type(value) is dict:
-                self._walk(row, f"{path}.", value)
-            else:
-                self._leaf(path).add(row, value)
-            self._dotted = self._dotted or "." in key
+                break
+            for key, value in inner.items():
+                dotted = dotted or "." in key
+                if type(value) is dict:
+                    stack.append((f"{prefix}{key}.", value))
+                else:
+                    self._leaf(prefix + key).add(row, value)
+        self.keys[row] += keys
+        self._spent[row], self._dotted = spent, dotted
 
     def _leaf(self, path: str) -> Leaf:
         leaf = self.columns.get(path)
@@ -197,8 +212,7 @@ class Leaves:
     def discard_nulls(self, path: str) -> None:
         """Make the nulls at a path absent."""
         leaf = self.columns[path]
-        if type(None) in leaf.kinds:
-            leaf.keep(np.fromiter((value is not None for value in leaf.values), np.bool_, len(leaf.values)))
+        leaf.discard_nulls()
         if not leaf.values:
             del self.columns[path]
 

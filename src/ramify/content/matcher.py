@@ -25,8 +25,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ramify.content.columns import bind_columns
 from ramify.content.access import choose_options
+from ramify.content.columns import bind_columns
 from ramify.content.encoding import encode_box
 from ramify.content.filters import Box, Filter
 from ramify.content.index import IndexStore, Option

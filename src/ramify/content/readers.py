@@ -1,8 +1,9 @@
 """Event logs on disk: NDJSON, CloudEvents and Parquet, as streams of `Decoded`.
 
 Owns the choice of what to read and how. Files are cut into records in `framing`, what makes a record good
-is decided in `flatten` and `cloudevents`, and Parquet has a reader of its own (`parquet`). Memory is bounded
-by one batch (`batch_rows` records or 64 MiB of raw input, whichever comes first) whatever the file holds.
+is decided in `flatten` and `cloudevents`, and Parquet has a reader of its own (`parquet`). Memory is
+bounded by one batch (`batch_rows` records or 64 MiB of raw input, whichever comes first) whatever the file
+holds.
 
 A stream without a given schema takes its schema from the first batch. After that, new fields count as
 unaddressable and values of another type are rejected; `infer_schema` looks at more rows beforehand.

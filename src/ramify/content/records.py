@@ -40,7 +40,7 @@ MAX_DEPTH = 32
 
 # Records that are decoded together: enough to vectorise, few enough that their objects, which are dropped
 # after each group, stay in the cache and their memory is used again.
-_GROUP = 2048
+_GROUP = 512
 
 Fault: TypeAlias = tuple[RejectReason, str]
 

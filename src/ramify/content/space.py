@@ -9,6 +9,8 @@ Guarantee: an event that a filter accepts always lies in one of `cells_touched(f
 left out only when the filter certainly accepts nothing in it.
 """
 
+import math
+import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,12 +25,13 @@ from numpy.typing import NDArray
 
 from ramify.content.constraints import ABSENT, EVERY_ARRAY, Constraint, Value
 from ramify.content.filters import Box, Filter, merge_boxes
-from ramify.content.values import EVERY_VALUE, ValueSet, microseconds
+from ramify.content.values import EVERY_VALUE, Number, ValueSet, microseconds, tidy
 from ramify.errors import InputError
 
 __all__ = ["Axis", "Grid"]
 
 _MOST_CELLS = 1 << 24
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,11 @@ class Axis:
             or any(isinstance(e, bool) for e in self.edges)
         ):
             raise InputError(f"the edges of {self.path} must all be numbers, all strings or all times")
-        if any(a >= b for a, b in zip(self.edges, self.edges[1:], strict=False)):  # type: ignore[operator]
-            raise InputError(f"the edges of {self.path} must increase")
+        name, cuts = self._cuts
+        if name == "numbers" and not all(abs(value) <= sys.float_info.max for value, _ in cuts):
+            raise InputError(f"the edges of {self.path} must be finite numbers")
+        if any(a >= b for a, b in zip((getattr(EVERY_VALUE, name)[0], *cuts), cuts, strict=False)):
+            raise InputError(f"the edges of {self.path} must increase (and none may be the empty string)")
 
     @property
     def slots(self) -> int:
@@ -66,9 +72,9 @@ class Axis:
         least = getattr(EVERY_VALUE, name)[0]
         lows = (least, *cuts)
         intervals = [
-            Constraint(scalars=ValueSet(**{name: (low, *cuts[k : k + 1])})) for k, low in enumerate(lows)
+            Constraint(scalars=_values({name: (low, *cuts[k : k + 1])})) for k, low in enumerate(lows)
         ]
-        others = ValueSet(**{n: getattr(EVERY_VALUE, n) for n in _LINES if n != name})
+        others = _values({n: getattr(EVERY_VALUE, n) for n in _LINES if n != name})
         return (*intervals, Constraint(True, True, others, EVERY_ARRAY))
 
     def slot(self, value: Value) -> int:
@@ -78,7 +84,7 @@ class Axis:
                 return k
         raise AssertionError("the slots of an axis cover everything")
 
-    def locate(self, column: pa.Array | pa.ChunkedArray | None, rows: int) -> NDArray[np.int64]:
+    def locate(self, column: "pa.Array[Any] | pa.ChunkedArray[Any] | None", rows: int) -> NDArray[np.int64]:
         """The slot of every row of an attribute's column (None: no event has it)."""
         other = self.slots - 1
         out = np.full(rows, other, dtype=np.int64)
@@ -116,7 +122,9 @@ class Axis:
             return "strings", self.edges
         if isinstance(first, datetime):
             return "times", tuple(microseconds(e) for e in self.edges)  # type: ignore[arg-type]
-        return "numbers", tuple((e, 0) for e in self.edges)
+        # float(): numpy's doubles would be spelled differently in canonical keys
+        numbers = (float(e) if isinstance(e, float) else e for e in self.edges)
+        return "numbers", tuple((tidy(e), 0) for e in numbers)  # type: ignore[arg-type]
 
     def _fits(self, dtype: pa.DataType) -> bool:
         name = self._cuts[0]
@@ -133,14 +141,26 @@ class Axis:
             slots = np.array(
                 [bisect_right(cuts, text) for text in coded.dictionary.to_pylist()], dtype=np.int64
             )
-            return slots[np.asarray(coded.indices)]
+            return np.take(slots, np.asarray(coded.indices))
         if name == "times":
             values = values.cast(pa.timestamp("us", tz=values.type.tz)).cast(pa.int64())
-            return np.searchsorted(np.array(cuts, dtype=np.int64), np.asarray(values), side="right").astype(
-                np.int64
-            )
-        edges = np.array([cut[0] for cut in cuts])
+            edges = np.array(cuts, dtype=np.int64)
+        else:
+            edges = _edges_for(values.type, [cut[0] for cut in cuts])
         return np.searchsorted(edges, np.asarray(values), side="right").astype(np.int64)
+
+
+def _edges_for(dtype: pa.DataType, edges: Sequence[Number]) -> NDArray[Any]:
+    """The least value of the column's type at or above each edge: exact, where a cast would round."""
+    if pa.types.is_integer(dtype):
+        reachable = [math.ceil(e) for e in edges if e <= _INT64_MAX]
+        return np.array([max(e, _INT64_MIN) for e in reachable], dtype=np.int64)
+    doubles = [(float(e), e) for e in edges]
+    return np.array([d if d >= e else math.nextafter(d, math.inf) for d, e in doubles])
+
+
+def _values(cuts: dict[str, Any]) -> ValueSet:
+    return ValueSet(**cuts)
 
 
 _LINES = ("numbers", "strings", "booleans", "times")

@@ -13,20 +13,29 @@ is NULL: Spark would fail the whole query there, which a broker cannot.
 
 import math
 import re
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from typing import NoReturn
 from zoneinfo import ZoneInfo
 
-import sqlglot
-from sqlglot import exp
+from sqlglot import Token, TokenType, exp
+from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import ParseError, TokenError
 
 from ramify.content.constraints import EVERY_ARRAY, ArraySet, Constraint
-from ramify.content.events import AttributeType
-from ramify.content.expressions import And, Atom, Constant, Expression, Not, Or, compile_filter
+from ramify.content.events import RESERVED_NAMES, AttributeType
+from ramify.content.expressions import (
+    CONTEXT_TYPES,
+    And,
+    Atom,
+    Constant,
+    Expression,
+    Not,
+    Or,
+    compile_filter,
+)
 from ramify.content.filters import Filter
 from ramify.content.strings import ANY, ONE, StringTest, TestKind, glob, literal_prefix
 from ramify.content.values import (
@@ -71,7 +80,7 @@ _EVERY_OF_KIND = {
     "boolean": ValueSet(booleans=EVERY_VALUE.booleans),
     "timestamp": ValueSet(times=EVERY_VALUE.times),
 }
-_FLIPPED = {
+_FLIPPED: dict[type[exp.Expr], type[exp.Expr]] = {
     exp.EQ: exp.EQ,
     exp.NEQ: exp.NEQ,
     exp.LT: exp.GT,
@@ -79,20 +88,55 @@ _FLIPPED = {
     exp.GT: exp.LT,
     exp.GTE: exp.LTE,
 }
-_SYMBOL = {exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
-_OTHER_NAMES: dict[type[exp.Expression], str] = {
+_SYMBOL: dict[type[exp.Expr], str] = {
+    exp.EQ: "=",
+    exp.NEQ: "<>",
+    exp.LT: "<",
+    exp.LTE: "<=",
+    exp.GT: ">",
+    exp.GTE: ">=",
+}
+_OTHER_NAMES: dict[type[exp.Expr], str] = {
     exp.RegexpLike: "RLIKE",
     exp.NullSafeEQ: "<=>",
     exp.Escape: "ESCAPE",
     exp.Any: "ANY",
     exp.Cast: "CAST",
     exp.TryCast: "CAST",
+    exp.Case: "CASE",
+    exp.NullSafeNEQ: "IS DISTINCT FROM",
+    exp.Add: "+",
+    exp.Sub: "-",
+    exp.Neg: "-",
+    exp.Mul: "*",
+    exp.Div: "/",
+    exp.IntDiv: "DIV",
+    exp.Mod: "%",
+    exp.DPipe: "||",
+    exp.Bracket: "[",
+    exp.Tuple: "a list of values",
+    exp.Placeholder: "a parameter",
+    exp.Parameter: "a parameter",
 }
+# Numbers with these suffixes (Y, S, L) are integers of so many bits.
+_SUFFIX_BITS = {exp.DataType.Type.TINYINT: 8, exp.DataType.Type.SMALLINT: 16, exp.DataType.Type.BIGINT: 64}
+_TIME_TYPES = frozenset(
+    {
+        exp.DataType.Type.TIMESTAMP,
+        exp.DataType.Type.TIMESTAMPTZ,
+        exp.DataType.Type.TIMESTAMPLTZ,
+        exp.DataType.Type.TIMESTAMPNTZ,
+        exp.DataType.Type.DATE,
+    }
+)
+_QUERY_WORDS = frozenset({"SELECT", "WITH", "UNION", "EXCEPT", "INTERSECT", "FROM", "VALUES"})
 _SUFFIXED = re.compile(r"[\d.]+(?:[eE][+-]?\d+)?(?:L|S|Y|D|F|BD)\b", re.IGNORECASE)
 _SPARK_TIME = re.compile(
-    r"(\d{4,6})(?:-(\d{1,2})(?:-(\d{1,2})(?:[ T](\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.(\d{1,9}))?)?)?)?)?"
-    r"\s*([A-Za-z+-][A-Za-z0-9+:/_-]*)?"
+    r"(\d{4,6})(?:-(\d{1,2})(?:-(\d{1,2})(?:[ T](\d{1,2})(?::(\d{1,2})"
+    r"(?::(\d{1,2})(?:\.(\d{0,9}))?(?:\s*([A-Za-z+-][A-Za-z0-9+:/_-]*))?)?)?)?)?)?"
 )
+_SPARK_DATE = re.compile(r"(\d{4,6}(?:-\d{1,2})?$|\d{4,6}-\d{1,2}-\d{1,2}(?=$|[ T]))")
+_OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{2}))?")
 
 
 def parse_sql(text: str, schema: Mapping[str, AttributeType] | None = None) -> Filter:
@@ -112,16 +156,19 @@ def parse_sql_expression(text: str, schema: Mapping[str, AttributeType] | None =
         )
     if any(0xD800 <= ord(c) <= 0xDFFF for c in text):
         raise FilterError("the filter holds half a surrogate pair", allowed="valid Unicode text")
-    _check_nesting(text)
+    dialect = Dialect.get_or_raise("spark")
     try:
-        tree = sqlglot.parse_one(text, dialect="spark")
-        return _Reader(text, dict(schema or {})).predicate(tree)
-    except ParseError as error:
-        raise _syntax_error(text, error) from None
+        tokens = dialect.tokenize(text)
     except TokenError as error:
-        raise FilterError(
-            f"cannot be read: {str(error).splitlines()[0]}", text=text, allowed=ALLOWED
-        ) from None
+        raise _unreadable(text, error) from None
+    _check_tokens(text, tokens)
+    try:
+        # As a condition: a statement's keyword (load, desc, comment) may then be an attribute's name.
+        (tree,) = dialect.parser().parse_into(exp.Condition, tokens, text)
+        assert tree is not None, "an empty text has no tokens and was refused"
+        return _Reader(text, {**CONTEXT_TYPES, **(schema or {})}, tokens).predicate(tree)
+    except ParseError as error:
+        raise _syntax_error(text, tokens, error) from None
     except RecursionError:
         raise FilterError("the filter is nested too deeply", text=text, allowed="fewer levels") from None
 
@@ -132,9 +179,10 @@ class _Reader:
 
     text: str
     schema: dict[str, AttributeType]
+    tokens: list[Token]
     kinds: dict[str, tuple[str, int | None]] = field(default_factory=dict)
 
-    def predicate(self, node: exp.Expression) -> Expression:
+    def predicate(self, node: exp.Expr) -> Expression:
         match node:
             case exp.Paren():
                 return self.predicate(node.this)
@@ -165,21 +213,24 @@ class _Reader:
                 return self.array_contains(node)
         return self.refuse(node)
 
-    def comparison(self, node: exp.Expression) -> Expression:
-        left, right, op = node.this, node.expression, type(node)
+    def comparison(self, node: exp.Expr) -> Expression:
+        left, right, op = node.this.unnest(), node.expression.unnest(), type(node)
         if not _is_attribute(left):
             left, right, op = right, left, _FLIPPED[op]
         if not _is_attribute(left):
-            self.literal(left, None)  # refuses a function or sub-query by its own name
-            self.fail("a comparison needs an attribute on one side", node.this)
+            for side in (right, left):
+                if not isinstance(side, exp.Predicate | exp.Connector):
+                    self.literal(side, None)  # refuses a function or sub-query by its own name
+            self.fail("a comparison needs an attribute on one side", node)
         path = self.path(left)
         if _is_attribute(right):
             self.fail(f"two attributes cannot be compared ({path} and {self.path(right)})", right)
-        shown = f"{path} {_SYMBOL[op]} {right.sql('spark')}"
         value = self.literal(right, path)
         if value is None:
             return Constant(None)
-        return self.atom(path, shown, _kind(value), right, _compare(op, value))
+        return self.atom(
+            path, f"{path} {_SYMBOL[op]} {_show(value)}", _kind(value), right, _compare(op, value)
+        )
 
     def between(self, node: exp.Between) -> Expression:
         if node.args.get("symmetric"):
@@ -188,24 +239,19 @@ class _Reader:
         parts: list[Expression] = []
         for op, bound in ((exp.GTE, node.args["low"]), (exp.LTE, node.args["high"])):
             value = self.literal(bound, path)
-            shown = f"{path} {_SYMBOL[op]} {bound.sql('spark')}"
-            parts.append(
-                Constant(None)
-                if value is None
-                else self.atom(path, shown, _kind(value), bound, _compare(op, value))
-            )
+            if value is None:
+                parts.append(Constant(None))
+                continue
+            shown = f"{path} {_SYMBOL[op]} {_show(value)}"
+            parts.append(self.atom(path, shown, _kind(value), bound, _compare(op, value)))
         return And(tuple(parts))
 
     def membership(self, node: exp.In) -> Expression:
         path = self.attribute(node.this, "IN")
-        if (
-            node.args.get("query") is not None
-            or node.args.get("unnest") is not None
-            or "field" in _set(node)
-        ):
-            self.fail("a sub-query is not allowed", node.args.get("query") or node.this)
+        if node.args.get("query") is not None:
+            self.refuse(node.args["query"])
         if not node.expressions:
-            self.fail("IN needs at least one value", node.this)
+            self.fail("IN needs a list of values in brackets", node.args.get("field") or node.this)
         found = [(item, self.literal(item, path)) for item in node.expressions]
         known = [(item, value) for item, value in found if value is not None]
         kinds = {_kind(value) for _, value in known}
@@ -215,7 +261,7 @@ class _Reader:
         if not known:
             return Constant(None)
         kind = kinds.pop()
-        shown = f"{path} IN ({', '.join(item.sql('spark') for item in node.expressions)})"
+        shown = f"{path} IN ({', '.join(_show(value) for _, value in found)})"
         values = _equal([value for _, value in known])
         if len(known) == len(found):
             return self.atom(path, shown, kind, known[0][0], values)
@@ -225,18 +271,19 @@ class _Reader:
 
     def like(self, node: exp.Like) -> Expression:
         path = self.attribute(node.this, "LIKE")
-        pattern = node.expression
-        if not (isinstance(pattern, exp.Literal) and pattern.is_string):
-            if isinstance(pattern, exp.Null):
-                return Constant(None)
-            self.fail("LIKE needs one string", pattern)
-        values = like_values(self.like_codes(pattern))
-        atom = self.atom(path, f"{path} LIKE {pattern.sql('spark')}", "string", pattern, values)
+        pattern = self.literal(node.expression, None)
+        if pattern is None:
+            return Constant(None)
+        if not isinstance(pattern, str):
+            self.fail("LIKE needs one string", node.expression)
+        values = like_values(self.like_codes(pattern, node.expression))
+        atom = self.atom(path, f"{path} LIKE {_show(pattern)}", "string", node.expression, values)
         return Not(atom) if node.args.get("negate") else atom
 
-    def like_codes(self, pattern: exp.Literal) -> tuple[int, ...]:
+    def like_codes(self, text: str, pattern: exp.Expr) -> tuple[int, ...]:
         """Read % and _; a backslash takes the next %, _ or backslash literally, as in Spark."""
-        text, codes, k = str(pattern.this), [], 0
+        codes: list[int] = []
+        k = 0
         while k < len(text):
             c = text[k]
             if c == "\\":
@@ -253,6 +300,8 @@ class _Reader:
 
     def array_contains(self, node: exp.ArrayContains) -> Expression:
         path = self.attribute(node.this, "array_contains")
+        if node.args.get("ensure_variant") is not None:
+            self.fail("array_contains takes two arguments", node.args["ensure_variant"])
         if _is_attribute(node.expression):
             self.fail("array_contains needs a literal to look for", node.expression)
         value = self.literal(node.expression, None)
@@ -265,7 +314,7 @@ class _Reader:
         values = _equal([value])
         return Atom(
             path,
-            f"array_contains({path}, {node.expression.sql('spark')})",
+            f"array_contains({path}, {_show(value)})",
             (Constraint(arrays=ArraySet(some=frozenset([values]))),),
             (Constraint(arrays=ArraySet(none=frozenset([values]))),),
         )
@@ -279,7 +328,7 @@ class _Reader:
             path, f"{path} IS NULL", (null,), (Constraint(scalars=EVERY_VALUE, arrays=EVERY_ARRAY),)
         )
 
-    def atom(self, path: str, shown: str, kind: str, at: exp.Expression, values: ValueSet) -> Atom:
+    def atom(self, path: str, shown: str, kind: str, at: exp.Expr, values: ValueSet) -> Atom:
         """A predicate on scalars of one kind: FALSE on the others of that kind, NULL elsewhere."""
         self.remember(path, kind, at)
         false = [part.intersect(_EVERY_OF_KIND[kind]) for part in values.complement()]
@@ -290,17 +339,20 @@ class _Reader:
             tuple(Constraint(scalars=part) for part in false if not part.is_empty),
         )
 
-    def remember(self, path: str, kind: str, at: exp.Expression) -> None:
+    def remember(self, path: str, kind: str, at: exp.Expr) -> None:
         """Hold an attribute to one kind within the filter, and to the schema's."""
         declared = self.schema.get(path)
         if declared is not None and _KINDS[declared] != kind:
             self.fail(f"{path} is {declared.value} in the schema and is used as {kind}", at)
-        first, where = self.kinds.setdefault(path, (kind, _position(at)))
-        if first != kind:
+        known = self.kinds.get(path)
+        if known is None:
+            self.kinds[path] = kind, _position(at)
+        elif known[0] != kind:
+            first, where = known
             seen = "" if where is None else f" (position {where})"
             self.fail(f"{path} was used as {first}{seen} and is used as {kind}", at)
 
-    def literal(self, node: exp.Expression, path: str | None) -> Scalar | None:
+    def literal(self, node: exp.Expr, path: str | None) -> Scalar | None:
         """The value of a literal; a string is a time where the schema says so."""
         match node:
             case exp.Null():
@@ -309,18 +361,22 @@ class _Reader:
                 return bool(node.this)
             case exp.Paren():
                 return self.literal(node.this, path)
-            case exp.Neg() if isinstance(node.this, exp.Literal) and not node.this.is_string:
-                return -self.number(node.this)
+            case exp.Neg():
+                inner = node.this.unnest()
+                value = None if _is_attribute(inner) else self.literal(inner, path)
+                if value is None or _kind(value) != "number":
+                    self.fail("- is only allowed before a number", inner)
+                return -value  # type: ignore[operator]
             case exp.Literal() if not node.is_string:
-                return self.number(node)
+                return self.number(str(node.this), node, path)
             case exp.Literal() | exp.RawString():
                 if path is not None and self.schema.get(path) is AttributeType.TIMESTAMP:
                     return self.time(str(node.this), node)
                 return str(node.this)
             case exp.Cast() if _typed_literal(node):
-                return self.time(str(node.this.this), node.this)
+                return self.time(str(node.this.this), node.this, node.to.this)
             case exp.TryCast() if self.has_suffix(node):
-                return self.number(node.this)
+                return self.suffixed(node, path)
             case exp.Concat() if all(isinstance(e, exp.Literal) and e.is_string for e in node.expressions):
                 return self.joined(node)
         if _is_attribute(node):
@@ -334,65 +390,111 @@ class _Reader:
             return isinstance(node.this, exp.Literal)
         return _SUFFIXED.match(self.text, node.this.meta["start"]) is not None
 
+    def suffixed(self, node: exp.TryCast, path: str | None) -> Number:
+        """A number with a type suffix: within that type's range, and rounded to it."""
+        text = str(node.this.this)
+        kind = node.to.this
+        if kind is exp.DataType.Type.FLOAT:
+            try:
+                return float(struct.unpack("f", struct.pack("f", float(text)))[0])
+            except OverflowError:
+                self.fail(f"{text} does not fit a float", node)
+        number = self.number(text, node, path)
+        bits = _SUFFIX_BITS.get(kind)
+        if bits is not None and not (isinstance(number, int) and number < 1 << (bits - 1)):
+            self.fail(f"{text} does not fit {bits} bits", node)
+        return number
+
     def joined(self, node: exp.Concat) -> str:
         """Neighbouring strings are one string; without a gap, the quote between them is part of it."""
-        tokens = sqlglot.tokenize(self.text, dialect="spark")
-        k = next(k for k, token in enumerate(tokens) if token.start == _position(node))
-        parts = [str(tokens[k].text)]
-        for token in tokens[k + 1 : k + len(node.expressions)]:
-            gap = token.start > tokens[k].end + 1
+        k = next(k for k, token in enumerate(self.tokens) if token.start == _position(node))
+        parts = [str(self.tokens[k].text)]
+        for token in self.tokens[k + 1 : k + len(node.expressions)]:
+            gap = token.start > self.tokens[k].end + 1
             parts += ["" if gap else self.text[token.start], str(token.text)]
             k += 1
         return "".join(parts)
 
-    def number(self, node: exp.Literal) -> Number:
-        text = str(node.this)
+    def number(self, text: str, node: exp.Expr, path: str | None) -> Number:
+        """A number as Spark compares it: whole ones exactly, unless the schema says double."""
+        number: Number = math.nan
+        if sum(c.isdigit() for c in text) > 38:
+            self.fail("a number of more than 38 digits is not allowed", node)
         if re.fullmatch(r"\d+", text):
-            if len(text) <= 38:
-                return int(text)
-            self.fail("an integer of more than 38 digits is not allowed", node)
-        number = float(Decimal(text)) if re.fullmatch(r"[\d.]+(?:[eE][+-]?\d+)?", text) else math.nan
-        if not math.isfinite(number):
+            number = int(text)
+        elif re.fullmatch(r"\d+\.0*", text):
+            number = int(text.partition(".")[0])
+        elif re.fullmatch(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", text):
+            number = float(text)
+        if path is not None and self.schema.get(path) is AttributeType.DOUBLE:
+            number = _as_double(number)
+        if not math.isfinite(_as_double(number)):
             self.fail(f"{text} is not a number that fits a double", node)
         return number
 
-    def time(self, text: str, node: exp.Expression) -> datetime:
-        time = read_time(text)
+    def time(self, text: str, node: exp.Expr, kind: object = exp.DataType.Type.TIMESTAMP) -> datetime:
+        """A timestamp; of a DATE only the day counts, of a TIMESTAMP_NTZ the zone does not."""
+        shown = text
+        if kind is exp.DataType.Type.DATE:
+            day = _SPARK_DATE.match(text.strip())
+            text = day[1] if day else ""
+        time = read_time(text, zoned=kind is not exp.DataType.Type.TIMESTAMPNTZ)
         if time is None:
             self.fail(
-                f"{text!r} is not a timestamp such as '2026-01-31 12:30:00' or '2026-01-31T12:30:00Z'", node
+                f"{shown!r} is not a timestamp such as '2026-01-31 12:30:00' or '2026-01-31T12:30:00Z'",
+                node,
             )
         return time
 
-    def attribute(self, node: exp.Expression, what: str) -> str:
+    def attribute(self, node: exp.Expr, what: str) -> str:
+        node = node.unnest()
         if not _is_attribute(node):
+            if not isinstance(node, exp.Literal | exp.Boolean | exp.Null | exp.Predicate | exp.Connector):
+                self.refuse(node)
             self.fail(f"{what} needs an attribute on its left", node)
         return self.path(node)
 
-    def path(self, node: exp.Expression) -> str:
+    def path(self, node: exp.Expr) -> str:
         """The dotted path of a column, however deep."""
-        if isinstance(node, exp.Dot):
-            return f"{self.path(node.this)}.{self.path(node.expression)}"
-        if isinstance(node, exp.Column):
-            if isinstance(node.this, exp.Star):
-                self.fail("* is not an attribute", node)
-            return ".".join(str(part.this) for part in node.parts)
-        return str(node.this)
+        path = _dotted(node)
+        if isinstance(node, exp.Column) and isinstance(node.this, exp.Star):
+            self.fail("* is not an attribute", node)
+        if path in RESERVED_NAMES:
+            self.fail(f"{path} is not an attribute: the name is kept for the event itself", node)
+        return path
 
-    def refuse(self, node: exp.Expression) -> NoReturn:
-        if isinstance(node, exp.Subquery | exp.Select | exp.Exists):
-            self.fail("a sub-query is not allowed", node)
-        if isinstance(node, exp.Func) and type(node) not in _OTHER_NAMES:
-            name = str(node.this) if isinstance(node, exp.Anonymous) else node.sql_name()
-            self.fail(f"unknown function {name.upper()}", node)
-        if isinstance(node, exp.Literal | exp.Neg):
+    def refuse(self, node: exp.Expr) -> NoReturn:
+        """Refuse what has no place in a filter, by the name that the user knows it by."""
+        if isinstance(node, exp.Query | exp.Exists):
+            self.fail("a sub-query is not allowed", node, self.word("SELECT", node))
+        if isinstance(node, exp.Literal):
             self.fail("a literal is not a predicate", node)
-        if isinstance(node, exp.Block):
-            self.fail("only one predicate is allowed, without ;", node.expressions[-1])
-        self.fail(f"{_OTHER_NAMES.get(type(node), node.key.upper())} is not allowed", node)
+        shown = _OTHER_NAMES.get(type(node))
+        if shown is None and isinstance(node, exp.Func):
+            name = (str(node.this) if isinstance(node, exp.Anonymous) else node.sql_name()).upper()
+            self.fail(f"unknown function {name}", node, self.word(name, node))
+        shown = shown or node.key.upper()
+        self.fail(f"{shown} is not allowed", node, self.word(shown, node))
 
-    def fail(self, reason: str, node: exp.Expression) -> NoReturn:
-        raise FilterError(reason, text=self.text, position=_position(node), allowed=ALLOWED)
+    def word(self, word: str, node: exp.Expr) -> int | None:
+        """Where the keyword of a construct stands: sqlglot marks names and literals only."""
+        position = _position(node)
+        if position is None:
+            return None
+        found = [t.start for t in self.tokens if self.spells(t, word)]
+        before, after = [k for k in found if k <= position], [k for k in found if k > position]
+        if isinstance(node, exp.Binary):
+            before = []
+        return before[-1] if before else after[0] if after else position
+
+    def spells(self, token: Token, word: str) -> bool:
+        return self.text[token.start : token.end + 1].upper() == word
+
+    def fail(self, reason: str, node: exp.Expr, position: int | None = None) -> NoReturn:
+        if position is None:
+            position = _position(node)
+        start = self.tokens[0].start if position is None else position
+        raise FilterError(reason, text=self.text, position=start, allowed=ALLOWED)
 
 
 def like_values(codes: tuple[int, ...]) -> ValueSet:
@@ -405,8 +507,11 @@ def like_values(codes: tuple[int, ...]) -> ValueSet:
     return where_tests([StringTest(TestKind.GLOB, codes)], within=prefixed(prefix))
 
 
-def read_time(text: str) -> datetime | None:
-    """A timestamp as Spark casts a string to one (session time zone UTC), or None."""
+def read_time(text: str, zoned: bool = True) -> datetime | None:
+    """A timestamp as Spark casts a string to one (session time zone UTC), or None.
+
+    What depends on the clock is not read: a time of day alone, 'now', 'today'.
+    """
     match = _SPARK_TIME.fullmatch(text.strip())
     if match is None:
         return None
@@ -422,24 +527,26 @@ def read_time(text: str) -> datetime | None:
             int(second or 0),
             micros,
         )
-        return _in_utc(time, zone)
+        return _in_utc(time, zone if zoned else None)
     except (ValueError, OverflowError, KeyError, OSError):  # KeyError, OSError: no such zone
         return None
 
 
 def _in_utc(time: datetime, zone: str | None) -> datetime:
     """Read a wall-clock time in a zone: Z, UTC, an offset such as +02:00, or a region's name."""
-    if zone is None or zone.upper() in ("Z", "UTC", "GMT"):
+    if zone is None or zone in ("Z", "UTC", "GMT", "UT"):
         return time.replace(tzinfo=UTC)
-    offset = re.fullmatch(r"([+-])(\d{1,2})(?::?(\d{2}))?", zone)
+    offset = _OFFSET.fullmatch(zone)
     if offset is None:
         return time.replace(tzinfo=ZoneInfo(zone)).astimezone(UTC)
     sign, hours, minutes = offset.groups()
     shift = timedelta(hours=int(hours), minutes=int(minutes or 0))
+    if int(minutes or 0) > 59 or shift > timedelta(hours=18):
+        raise ValueError("no zone is that far away")
     return (time - shift if sign == "+" else time + shift).replace(tzinfo=UTC)
 
 
-def _compare(op: type[exp.Expression], value: Scalar) -> ValueSet:
+def _compare(op: type[exp.Expr], value: Scalar) -> ValueSet:
     if op is exp.EQ:
         return _equal([value])
     if op is exp.NEQ:
@@ -471,12 +578,12 @@ def _equal(values: Iterable[Scalar]) -> ValueSet:
         for value in values:
             out = out.union(booleans(bool(value))) or out
         return out
-    make: Callable[..., ValueSet] = {
+    makers: dict[str, Callable[..., ValueSet]] = {
         "string": strings_equal,
         "timestamp": times_equal,
         "number": numbers_equal,
-    }[kind]
-    return make(values)
+    }
+    return makers[kind](values)
 
 
 def _kind(value: Scalar) -> str:
@@ -487,12 +594,36 @@ def _kind(value: Scalar) -> str:
     return "timestamp" if isinstance(value, datetime) else "number"
 
 
-def _is_attribute(node: exp.Expression) -> bool:
+def _show(value: Scalar | None) -> str:
+    """A literal as SQL writes it."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, bool):
+        return str(value).upper()
+    if isinstance(value, datetime):
+        return f"TIMESTAMP '{value.replace(tzinfo=None).isoformat(' ')}'"
+    if isinstance(value, str):
+        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return repr(value)
+
+
+def _as_double(number: Number) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf
+
+
+def _dotted(node: exp.Expr) -> str:
+    if isinstance(node, exp.Dot):
+        return f"{_dotted(node.this)}.{_dotted(node.expression)}"
+    if isinstance(node, exp.Column):
+        return ".".join(str(part.this) for part in node.parts)
+    return str(node.this)
+
+
+def _is_attribute(node: exp.Expr) -> bool:
     return isinstance(node, exp.Column | exp.Dot | exp.Identifier)
-
-
-def _set(node: exp.Expression) -> set[str]:
-    return {name for name, value in node.args.items() if value}
 
 
 def _typed_literal(node: exp.Cast) -> bool:
@@ -502,12 +633,11 @@ def _typed_literal(node: exp.Cast) -> bool:
         and not node.meta
         and isinstance(node.this, exp.Literal)
         and node.this.is_string
-        and node.to.this
-        in (exp.DataType.Type.TIMESTAMP, exp.DataType.Type.TIMESTAMPTZ, exp.DataType.Type.DATE)
+        and node.to.this in _TIME_TYPES
     )
 
 
-def _position(node: exp.Expression) -> int | None:
+def _position(node: exp.Expr) -> int | None:
     """Where a node starts: its own mark, or the first mark inside it or else inside its parent."""
     starts = [n.meta["start"] for n in node.walk() if "start" in n.meta]
     if not starts and node.parent is not None:
@@ -515,29 +645,44 @@ def _position(node: exp.Expression) -> int | None:
     return min(starts) if starts else None
 
 
-def _check_nesting(text: str) -> None:
-    """Refuse deep nesting before the parser recurses into it. Brackets in strings count too: harmless."""
+def _check_tokens(text: str, tokens: list[Token]) -> None:
+    """Refuse, before the parser sees it, what it would recurse into, split or silently skip."""
+    if not tokens:
+        raise FilterError("the filter is empty", allowed=ALLOWED)
     depth = 0
-    for position, c in enumerate(text):
-        depth += (c == "(") - (c == ")")
+    for token, following in zip(tokens, [*tokens[1:], None], strict=True):
+        kind = token.token_type
+        depth += (kind is TokenType.L_PAREN) - (kind is TokenType.R_PAREN)
         if depth > MAX_DEPTH:
             raise FilterError(
                 "the filter is nested too deeply",
                 text=text,
-                position=position,
+                position=token.start,
                 allowed=f"up to {MAX_DEPTH} levels of brackets",
             )
+        if kind is TokenType.SEMICOLON:
+            reason = "only one predicate is allowed, without ;"
+        elif kind is TokenType.COMMA and following and following.token_type is TokenType.R_PAREN:
+            reason = "a value is missing behind the comma"
+        else:
+            continue
+        raise FilterError(reason, text=text, position=token.start, allowed=ALLOWED)
 
 
-def _syntax_error(text: str, error: ParseError) -> FilterError:
-    if not text.strip():
-        return FilterError("the filter is empty", allowed=ALLOWED)
+def _unreadable(text: str, error: TokenError) -> FilterError:
+    """A text that is not even tokens: almost always a quote that is not closed."""
+    place = re.search(r"Missing (\S+) from (\d+):(\d+)", str(error.__cause__))
+    if place is None:
+        return FilterError("the predicate cannot be read", text=text, allowed=ALLOWED)
+    line, column = int(place[2]), int(place[3])
+    start = sum(len(part) for part in text.splitlines(keepends=True)[: line - 1])
+    return FilterError(f"{place[1]} is not closed", text=text, position=start + column, allowed=ALLOWED)
+
+
+def _syntax_error(text: str, tokens: list[Token], error: ParseError) -> FilterError:
     found = error.errors[0] if error.errors else {}
-    context = found.get("start_context")
-    position = None
-    if context is not None:
-        place = text.find(f"{context}{found.get('highlight') or ''}")
-        position = place + len(context) if place >= 0 else None
-    return FilterError(
-        "the predicate is not complete or not SQL", text=text, position=position, allowed=ALLOWED
-    )
+    at = next((t for t in tokens if (t.line, t.col) == (found.get("line"), found.get("col"))), tokens[-1])
+    reason = "the predicate is not complete or not SQL"
+    if str(at.text).upper() in _QUERY_WORDS:
+        reason = "a sub-query is not allowed"
+    return FilterError(reason, text=text, position=at.start, allowed=ALLOWED)

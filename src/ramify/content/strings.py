@@ -123,10 +123,20 @@ def fold(text: str) -> tuple[int, ...]:
 
 
 def cidr(block: str) -> StringTest:
-    """A test for IPv4 or IPv6 addresses in `block`; raises ValueError when it is not a CIDR block."""
-    if "/" not in block:
-        raise ValueError("a CIDR block needs a prefix length, such as 10.0.0.0/24")
+    """A test for IPv4 or IPv6 addresses in `block`; raises ValueError when it is not a CIDR block.
+
+    As in EventBridge the prefix length is a number below 32 or 128. Host bits are dropped.
+    """
+    address, slash, bits = block.partition("/")
+    if not slash or not (bits.isascii() and bits.isdigit()):
+        raise ValueError("it needs a prefix length, such as 10.0.0.0/24")
+    if "%" in address:
+        raise ValueError("a zone is not allowed")
     network = ipaddress.ip_network(block, strict=False)
+    if network.prefixlen == network.max_prefixlen:
+        raise ValueError(
+            f"the prefix length must be below {network.max_prefixlen}: match the address itself"
+        )
     first = int(network.network_address)
     if network.version == 4:
         return StringTest(TestKind.CIDR4, (first, network.prefixlen))

@@ -1,13 +1,13 @@
 """From leaf columns to the columns of an event batch: inference, fitting, and what does not fit.
 
 Owns the meaning of attribute types for JSON values, and the faults that a record has because of them: no
-id, a wrong type, a bad time. A column whose values all have one JSON type, the usual case, is never looked at
-value by value in Python; that is why a record can still be rejected after it was parsed.
+id, a wrong type, a bad time. A column whose values all have one JSON type, the usual case, is never looked
+at value by value in Python; that is why a record can still be rejected after it was parsed.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -178,7 +178,7 @@ class _Assembly:
         """The sorted paths of each row that have an explicit null."""
         hidden = self.mapping.shadowed
         paths = sorted(p for p, leaf in self.leaves.items() if _NONE in leaf.kinds and p not in hidden)
-        rows = [self.leaves[path].rows[_none_mask(self.leaves[path].values)] for path in paths]
+        rows = [self.leaves[path].rows[self.leaves[path].nulls()] for path in paths]
         names = np.repeat(np.arange(len(paths)), list(map(len, rows)))
         where = np.concatenate([np.zeros(0, np.int64), *rows])
         names = names[np.argsort(where, kind="stable")]
@@ -208,8 +208,12 @@ class _Assembly:
         kept = self.kept() if self.parsed.faults else None
         for path in self.leaves.keys() - known:
             leaf = self.leaves[path]
-            reached = ~_none_mask(leaf.values) if _NONE in leaf.kinds else np.ones(len(leaf.values), bool)
-            counts[path] = int((reached if kept is None else reached & kept[leaf.rows]).sum())
+            if kept is not None and _NONE in leaf.kinds:
+                counts[path] = int((~leaf.nulls() & kept[leaf.rows]).sum())
+            elif kept is not None:
+                counts[path] = int(kept[leaf.rows].sum())
+            else:
+                counts[path] = len(leaf.values) - leaf.values.count(None)
         counts.update(path for path, row in self.untyped if kept is None or kept[row])
         return {path: count for path, count in sorted(counts.items()) if count}
 
@@ -307,17 +311,13 @@ def _others(values: Iterable[Any]) -> list[int]:
     return [k for k, value in enumerate(values) if value is not None and type(value) is not str]
 
 
-def _none_mask(values: Sequence[Any]) -> NDArray[np.bool_]:
-    return np.fromiter((value is None for value in values), np.bool_, len(values))
-
-
 def _arrays(leaf: Leaf, kind: AttributeType) -> "pa.Array[Any] | None":
     """A column of arrays, unless one has an element that does not fit. Built from all elements at once,
     since Arrow takes three times as long for a list of lists."""
     elements = list(chain.from_iterable(filter(None, leaf.values)))
     if not set(map(type, elements)) <= _FITTING[_ELEMENT[kind]]:
         return None
-    nulls = _none_mask(leaf.values) if _NONE in leaf.kinds else None
+    nulls = leaf.nulls() if _NONE in leaf.kinds else None
     arrays = [value or () for value in leaf.values] if nulls is not None else leaf.values
     lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
     return _lists(lengths, pa.array(elements, _ELEMENT[kind].arrow), nulls)
@@ -355,8 +355,10 @@ def _infer(leaf: Leaf) -> AttributeType | None:
 
 def _first_typed(leaf: Leaf) -> int:
     """The first row with a value that has a type."""
-    typed = (row for row, v in zip(leaf.rows.tolist(), leaf.values, strict=True) if _kind_of(v) is not None)
-    return min(typed)
+    if leaf.kinds.isdisjoint({_NONE, list}):
+        return leaf.first_row()
+    cells = zip(leaf.rows.tolist(), leaf.values, strict=True)
+    return min(row for row, value in cells if _kind_of(value) is not None)
 
 
 def _fit(value: Any, kind: AttributeType) -> Any:

@@ -15,11 +15,12 @@ the smallest string inside; the successor of "a" is "a\\0". A time cut counts mi
 """
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 from ramify.content.strings import StringTest
@@ -66,39 +67,29 @@ _TIME_MIN = -(2**63)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def cut_merge(a: Cuts, b: Cuts, keep_a: bool, keep_b: bool, keep_both: bool) -> Cuts:
-    """The cuts of the points that are in a only, in b only, in both, as asked. O(len a + len b)."""
+def cut_and(a: Cuts, b: Cuts) -> Cuts:
+    """Intersection. O(n log m) for the shorter n and the longer m, and the length of the result."""
+    if len(a) < len(b):
+        a, b = b, a
+    return _clip(a, zip_longest(b[::2], b[1::2])) if b else ()
+
+
+def cut_or(a: Cuts, b: Cuts) -> Cuts:
+    """Union. O(len a + len b)."""
+    if not a or not b:
+        return a or b
     out: list[Any] = []
     i = j = 0
-    in_a = in_b = inside = False
+    inside = False
     while i < len(a) or j < len(b):
-        if j >= len(b) or (i < len(a) and a[i] <= b[j]):
-            cut = a[i]
-        else:
-            cut = b[j]
-        if i < len(a) and a[i] == cut:
-            in_a = not in_a
-            i += 1
-        if j < len(b) and b[j] == cut:
-            in_b = not in_b
-            j += 1
-        now = keep_both if in_a and in_b else (keep_a and in_a) or (keep_b and in_b)
+        cut = a[i] if j >= len(b) or (i < len(a) and a[i] <= b[j]) else b[j]
+        i += i < len(a) and a[i] == cut
+        j += j < len(b) and b[j] == cut
+        now = i % 2 == 1 or j % 2 == 1
         if now != inside:
             out.append(cut)
             inside = now
     return tuple(out)
-
-
-def cut_and(a: Cuts, b: Cuts) -> Cuts:
-    """Intersection."""
-    return cut_merge(a, b, False, False, True) if a and b else ()
-
-
-def cut_or(a: Cuts, b: Cuts) -> Cuts:
-    """Union."""
-    if not a or not b:
-        return a or b
-    return cut_merge(a, b, True, True, True)
 
 
 def cut_not(a: Cuts, least: Any) -> Cuts:
@@ -108,12 +99,32 @@ def cut_not(a: Cuts, least: Any) -> Cuts:
 
 def cut_minus(a: Cuts, b: Cuts) -> Cuts:
     """Difference."""
-    return cut_merge(a, b, True, False, False) if a and b else a
+    if not a or not b:
+        return a
+    return _clip(a, zip_longest((None, *b[1::2]), b[::2]))
+
+
+def _clip(a: Cuts, intervals: Iterable[tuple[Any, Any]]) -> Cuts:
+    """The part of `a` inside separate, ascending intervals [low, high); None is no bound."""
+    out: list[Any] = []
+    for low, high in intervals:
+        i = 0 if low is None else bisect_right(a, low)
+        j = len(a) if high is None else bisect_left(a, high)
+        if i % 2:
+            out.append(low)
+        out += a[i:j]
+        if j % 2 and high is not None:
+            out.append(high)
+    return tuple(out)
 
 
 def cut_within(a: Cuts, b: Cuts) -> bool:
-    """Whether a is a subset of b."""
-    return not cut_minus(a, b)
+    """Whether a is a subset of b: each interval of a lies between two neighbouring cuts of b."""
+    for low, high in zip_longest(a[::2], a[1::2]):
+        k = bisect_right(b, low)
+        if k % 2 == 0 or k != (len(b) if high is None else bisect_left(b, high)):
+            return False
+    return True
 
 
 def cuts_miss(a: Cuts, b: Cuts) -> bool:

@@ -12,29 +12,17 @@ Each search exists twice, serial and parallel over sources. The serial one is fo
 cost more than they save there, and a process that has started an OpenMP pool can no longer fork safely.
 """
 
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from ramify.compiled import compiled, compiled_parallel, prange
 
 __all__ = ["THREADS_FROM", "Adjacency", "adjacency", "bfs", "bfs_parallel", "dijkstra", "dijkstra_parallel"]
 
 THREADS_FROM = 20_000_000
 """Rows times arcs above which the parallel form is worth its threads: some 0.1 to 0.5 s on one core."""
-
-F = TypeVar("F")
-
-
-class _Decorator(Protocol):
-    """What numba's decorators look like to a type checker; numba itself ships no types."""
-
-    def __call__(self, function: F, /) -> F: ...
-
-
-compiled: _Decorator = numba.njit(cache=True)
-compiled_parallel: _Decorator = numba.njit(cache=True, parallel=True)
-prange: type[range] = numba.prange
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]

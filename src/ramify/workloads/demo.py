@@ -27,12 +27,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.content.events import AttributeType, EventSchema
+from ramify.content.subscriptions import Subscription
 from ramify.network.overlay import Overlay
 from ramify.workloads.nearness import closest_brokers, require_brokers
 from ramify.workloads.parameters import Params, count, number
 from ramify.workloads.workload import (
     Drawn,
-    SubscriptionRow,
     Workload,
     column,
     list_column,
@@ -283,7 +283,7 @@ _TEMPLATES: tuple[tuple[str, Callable[[_Ask], dict[str, Any]]], ...] = (
 
 def _subscriptions(
     overlay: Overlay, params: DemoParams, traffic: Floats, near: Ints, rng: np.random.Generator
-) -> tuple[tuple[SubscriptionRow, ...], Ints]:
+) -> tuple[tuple[Subscription, ...], Ints]:
     home = weighted_picks(rng, np.cumsum(traffic), params.subscriptions)
     region = about(rng, home, near, params.locality)
     rows = []
@@ -293,7 +293,7 @@ def _subscriptions(
         asked = ask(_Ask(rng, overlay.brokers[looks_at], params.latency_bound_ms or None))
         if "pattern" in asked:
             asked["pattern"] = json.dumps(asked["pattern"])
-        rows.append(SubscriptionRow(f"{team}-{i:04d}", f"{team}-{broker}", broker, **asked))
+        rows.append(Subscription(f"{team}-{i:04d}", f"{team}-{broker}", broker, **asked))
     return tuple(rows), home
 
 

@@ -44,6 +44,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.content.events import AttributeType, EventSchema
+from ramify.content.subscriptions import Subscription
 from ramify.errors import InputError
 from ramify.network.distances import all_pairs
 from ramify.network.overlay import Overlay
@@ -51,7 +52,6 @@ from ramify.workloads.nearness import require_brokers
 from ramify.workloads.parameters import Params, choice, count, number
 from ramify.workloads.workload import (
     Drawn,
-    SubscriptionRow,
     Workload,
     column,
     random_stream,
@@ -192,16 +192,16 @@ def _interest(
 
 def _subscriptions(
     overlay: Overlay, wanted: npt.NDArray[np.bool_], per: str
-) -> tuple[SubscriptionRow, ...]:
+) -> tuple[Subscription, ...]:
     rows = []
     for broker, mine in zip(overlay.brokers, wanted, strict=True):
         edge = np.flatnonzero(np.diff(mine, prepend=False, append=False)).reshape(-1, 2)
         texts = [_range_text(low, end - 1) for low, end in edge.tolist()]
         if per == "broker" and texts:
-            rows.append(SubscriptionRow(broker, f"sub-{broker}", broker, sql=" OR ".join(texts)))
+            rows.append(Subscription(broker, f"sub-{broker}", broker, sql=" OR ".join(texts)))
         elif per == "range":
             rows += [
-                SubscriptionRow(f"{broker}/{i}", f"sub-{broker}", broker, sql=text)
+                Subscription(f"{broker}/{i}", f"sub-{broker}", broker, sql=text)
                 for i, text in enumerate(texts)
             ]
     return tuple(rows)

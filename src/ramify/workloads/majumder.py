@@ -36,11 +36,12 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from ramify.content.events import AttributeType, EventSchema
+from ramify.content.subscriptions import Subscription
 from ramify.errors import InputError
 from ramify.network.overlay import Overlay
 from ramify.workloads.nearness import closest_brokers, neighbourhood_size, require_brokers
 from ramify.workloads.parameters import Params, choice, count, number
-from ramify.workloads.workload import Drawn, SubscriptionRow, Workload, list_column, random_stream
+from ramify.workloads.workload import Drawn, Workload, list_column, random_stream
 
 __all__ = ["MajumderParams", "generate"]
 
@@ -138,15 +139,15 @@ def _subscriptions(
     start: npt.NDArray[np.int64],
     keyword: npt.NDArray[np.int64],
     per: str,
-) -> tuple[SubscriptionRow, ...]:
+) -> tuple[Subscription, ...]:
     rows = []
     for b, broker in enumerate(overlay.brokers):
         mine = tuple(names[k] for k in keyword[start[b] : start[b + 1]].tolist())
         client = f"sub-{broker}"
         if per == "broker_keyword":
-            rows += [SubscriptionRow(f"{broker}/{name}", client, broker, keywords=(name,)) for name in mine]
+            rows += [Subscription(f"{broker}/{name}", client, broker, keywords=(name,)) for name in mine]
         elif mine:
-            rows.append(SubscriptionRow(broker, client, broker, keywords=mine))
+            rows.append(Subscription(broker, client, broker, keywords=mine))
     return tuple(rows)
 
 

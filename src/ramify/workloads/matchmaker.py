@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.content.events import AttributeType, EventSchema
+from ramify.content.subscriptions import Subscription
 from ramify.errors import InputError
 from ramify.network.overlay import Overlay
 from ramify.workloads.nearness import require_brokers
@@ -36,7 +37,6 @@ from ramify.workloads.parameters import Params, count, number
 from ramify.workloads.workload import (
     AdvertisementRow,
     Drawn,
-    SubscriptionRow,
     Workload,
     column,
     random_stream,
@@ -99,7 +99,7 @@ def generate(overlay: Overlay, params: MatchmakerParams, seed: int) -> Workload:
         seed=seed,
         schema=EventSchema({"x": AttributeType.INT64, "y": AttributeType.INT64}),
         subscriptions=tuple(
-            SubscriptionRow(f"{client}/{i}", client, attachments[client], sql=text)
+            Subscription(f"{client}/{i}", client, attachments[client], sql=text)
             for client, i, text in _owned(subscribers, g, sub_low, sub_high)
         ),
         advertisements=tuple(

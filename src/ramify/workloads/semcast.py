@@ -34,10 +34,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.content.events import AttributeType, EventSchema
+from ramify.content.subscriptions import Subscription
 from ramify.network.overlay import Overlay
 from ramify.workloads.nearness import neighbourhood_size, require_brokers
 from ramify.workloads.parameters import Params, choice, count, number
-from ramify.workloads.workload import Drawn, SubscriptionRow, Workload, column, random_stream
+from ramify.workloads.workload import Drawn, Workload, column, random_stream
 
 __all__ = ["SemcastParams", "generate"]
 
@@ -112,14 +113,14 @@ def _profiles(params: SemcastParams, rng: np.random.Generator) -> tuple[Ints, In
 
 def _subscriptions(
     overlay: Overlay, low: Ints, high: Ints, profile: Ints, broker: Ints, params: SemcastParams
-) -> tuple[SubscriptionRow, ...]:
+) -> tuple[Subscription, ...]:
     bounded = range(1 if params.overlap == "disjoint" else params.dimensions)
     texts = [
         " AND ".join(f"a{d + 1} BETWEEN {a[d]} AND {b[d]}" for d in bounded)
         for a, b in zip(low.tolist(), high.tolist(), strict=True)
     ]
     return tuple(
-        SubscriptionRow(
+        Subscription(
             f"client-{c}",
             f"client-{c}",
             overlay.brokers[b],

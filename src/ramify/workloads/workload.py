@@ -1,6 +1,6 @@
 """A workload: who subscribes to what, who is attached where, and the events, any range of them on demand.
 
-Owns the rows that models emit, the random streams, and the assembly of event batches. The models
+Owns advertisements, the random streams, and the assembly of event batches. The models
 themselves are one module each.
 
 Event `i` depends on the seed and on `i` alone. Events are drawn in blocks of `BLOCK_EVENTS` from a Philox
@@ -9,7 +9,6 @@ can be made anywhere, in any order, and a cluster can share the work without tal
 one version of numpy: numpy may change how its distributions use random bits.
 """
 
-import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ramify.content.events import EventSchema
+from ramify.content.subscriptions import Subscription
 from ramify.errors import InputError
 from ramify.workloads.parameters import Params
 
@@ -30,7 +30,6 @@ __all__ = [
     "Column",
     "Drawn",
     "EventSource",
-    "SubscriptionRow",
     "Workload",
     "column",
     "list_column",
@@ -50,35 +49,6 @@ FIRST_EVENT_TIME_US = 1_767_225_600_000_000
 
 REPORT_EVENTS = 10_000
 """How many events at most are looked at for `Workload.report`."""
-
-
-@dataclass(frozen=True, slots=True)
-class SubscriptionRow:
-    """A subscription as a model emits it: a filter in exactly one of the three spellings.
-
-    `keywords` is any-of when it holds strings, and a disjunction of conjunctions when it holds tuples.
-    """
-
-    id: str
-    client: str
-    broker: str
-    sql: str | None = None
-    pattern: str | None = None
-    keywords: tuple[str, ...] | tuple[tuple[str, ...], ...] | None = None
-    latency_ms: float | None = None
-
-    def to_json(self) -> str:
-        """One line of a subscription file."""
-        row: dict[str, Any] = {"id": self.id, "client": self.client, "broker": self.broker}
-        if self.sql is not None:
-            row["sql"] = self.sql
-        if self.pattern is not None:
-            row["pattern"] = json.loads(self.pattern)
-        if self.keywords is not None:
-            row["keywords"] = self.keywords
-        if self.latency_ms is not None:
-            row["latency_ms"] = self.latency_ms
-        return json.dumps(row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +103,7 @@ class Workload:
     params: Params
     seed: int
     schema: EventSchema
-    subscriptions: tuple[SubscriptionRow, ...] = field(repr=False)
+    subscriptions: tuple[Subscription, ...] = field(repr=False)
     attachments: Mapping[str, str] = field(repr=False)
     publishers: tuple[str, ...] = field(repr=False)
     source: EventSource = field(repr=False)

@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.content.events import AttributeType, EventSchema
+from ramify.content.subscriptions import Subscription
 from ramify.errors import InputError
 from ramify.network.distances import all_pairs
 from ramify.network.overlay import Overlay
@@ -39,7 +40,6 @@ from ramify.workloads.nearness import require_brokers
 from ramify.workloads.parameters import Params, choice, count, number
 from ramify.workloads.workload import (
     Drawn,
-    SubscriptionRow,
     Workload,
     column,
     random_stream,
@@ -90,7 +90,7 @@ def generate(overlay: Overlay, params: ZhaoWuParams, seed: int) -> Workload:
         seed=seed,
         schema=EventSchema({"value": AttributeType.DOUBLE}),
         subscriptions=tuple(
-            SubscriptionRow(user, user, broker, sql=f"value >= {low:.6f} AND value <= {high:.6f}")
+            Subscription(user, user, broker, sql=f"value >= {low:.6f} AND value <= {high:.6f}")
             for user, broker, (low, high) in zip(users, brokers, interval.tolist(), strict=True)
         ),
         attachments=dict(zip(users, brokers, strict=True)),
