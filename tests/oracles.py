@@ -179,7 +179,7 @@ def pattern_matches(pattern: Mapping[str, Any], row: Mapping[str, Any], prefix: 
 
 
 def _leaves(row: Mapping[str, Any], path: str) -> list[Any]:
-    """The values that a field holds: none when absent or an empty array, one each for an array's elements."""
+    """The values that a field holds: none when absent or an empty array, one per element of an array."""
     if path not in row:
         return []
     value = row[path]

@@ -270,7 +270,8 @@ class _Counts:
         mean = self.matches / self.events if self.events else 0.0
         _say(
             f"{self.events:,} events against {len(self.by_subscription):,} filters "
-            f"in {self.seconds:.2f} s: {self.matches:,} matches, {mean:.2f} an event; without a match: {self.unmatched:,}"
+            f"in {self.seconds:.2f} s: {self.matches:,} matches, {mean:.2f} an event; "
+            f"without a match: {self.unmatched:,}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Canonical keys: equal exactly when the filters are, by brute force over a universe that tells them apart."""
+"""Canonical keys: equal exactly when the filters are, by brute force over a small universe."""
 
 import itertools
 import os
@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import Bare, Between, Compare, In, IsNull
 from strategies import filters, rows, sql_text, sql_trees
 
+from oracles import Bare, Between, Compare, In, IsNull
 from ramify.content.filters import EVERYTHING, NOTHING_AT_ALL, Filter
 from ramify.content.pattern import parse_pattern
 from ramify.content.sql import parse_sql
 
-# Constants are drawn from {0, 1}, {"a", "b"} and {true, false}: these values tell apart all that can differ.
+# Constants are drawn from {0, 1}, {"a", "b"} and {true, false}: these values tell all filters apart.
 X: list[Any] = ["absent", None, -1, 0, 0.5, 1, 2, "a", True, datetime(2026, 1, 1, tzinfo=UTC), (1,)]
 S: list[Any] = ["absent", None, "", "a", "a\0", "b", "c", 0]
 B: list[Any] = ["absent", None, False, True, 1]
@@ -55,7 +55,7 @@ def accepted(f: Filter) -> frozenset[int]:
 
 
 @given(st.lists(tiny_filters(), min_size=4, max_size=6))
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_filters_are_equal_exactly_when_their_keys_are(found: list[Filter]) -> None:
     extent = [accepted(f) for f in found]
     for (f, a), (g, b) in itertools.combinations(zip(found, extent, strict=True), 2):
@@ -71,6 +71,7 @@ def test_equal_keys_mean_equal_filters(f: Filter, g: Filter, events: list[dict[s
 
 
 @given(filters(), filters(), filters())
+@settings(max_examples=40)
 def test_keys_do_not_depend_on_order_or_repetition(f: Filter, g: Filter, h: Filter) -> None:
     assert (f | g | h).key == (h | f | g | f).key
     assert Filter(f.boxes + g.boxes).key == Filter(g.boxes + f.boxes + f.boxes).key
@@ -128,7 +129,7 @@ def test_absent_null_and_the_empty_array_are_told_apart() -> None:
 LARGE = {
     "many undecidable tests": " OR ".join(f"s LIKE '%{k}%z'" for k in range(1000)),
     "many points": " OR ".join(f"x = {k} AND y = {k % 7} AND t = '{k}'" for k in range(600)),
-    "many rectangles": " OR ".join(f"x > {k} AND x < {k + 900} AND y > {k * 37 % 500}" for k in range(400)),
+    "many rectangles": " OR ".join(f"x > {k} AND x < {k + 900} AND y > {k * 37 % 500}" for k in range(300)),
 }
 
 
@@ -145,7 +146,7 @@ def test_keys_are_the_same_in_every_process() -> None:
         "from ramify.content.pattern import parse_pattern\n"
         "from ramify.content.sql import parse_sql\n"
         "p = {'t': [{'suffix': 'b'}, {'suffix': 'ab'}], 'x': [{'anything-but': ['a', 'b']}, 5, None]}\n"
-        "q = {'t': [{'suffix': 'b'}, {'wildcard': '*c*'}, {'cidr': '10.0.0.0/8'}], 'y': [{'exists': False}]}\n"
+        "q = {'t': [{'suffix': 'b'}, {'wildcard': '*c*'}, {'cidr': '10.0.0.0/8'}], 'y': [None]}\n"
         "f, g = parse_pattern(p), parse_pattern(q)\n"
         "h = parse_sql(\"NOT (s LIKE '%a' AND array_contains(tags, 'x')) OR x IN (1, 2.5) AND b\")\n"
         "print([k.key.hex() for k in (f, g, h, f & g, f | h, ~f, ~g, f - g)])\n"

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import filters, patterns, rows
 
@@ -30,6 +30,7 @@ def test_an_explanation_agrees_with_the_filter(
 
 
 @given(patterns(), EVENTS)
+@settings(max_examples=50)
 def test_patterns_are_two_valued_under_not_too(
     pattern: dict[str, object], events: list[dict[str, object]]
 ) -> None:

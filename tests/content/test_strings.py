@@ -7,8 +7,8 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import like_regex, same_letters
 
+from oracles import like_regex, same_letters
 from ramify.content.strings import (
     ANY,
     ONE,
@@ -143,8 +143,12 @@ def test_what_is_no_address_is_in_no_block(text: str) -> None:
         "10.0.0.0/-1",
         "10.0.0.0/8/8",
         "10.0.0.0/255.0.0.0",
-    ]
-    + ["fe80::%1/64", "x/8", "/8", "10.0.0.0/", "10.0.0.0/٣"],
+        "fe80::%1/64",
+        "x/8",
+        "/8",
+        "10.0.0.0/",
+        "10.0.0.0/٣",
+    ],
 )
 def test_what_amazon_calls_no_block_is_refused(block: str) -> None:
     with pytest.raises(ValueError, match=r".+"):

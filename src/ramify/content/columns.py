@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ramify.content.kernels import ABSENT_TYPE, BOOL, FLOAT, INT, STRING, TIME, Columns
 
-__all__ = ["WHOLE_MOST", "bind_columns", "ordered", "unordered", "whole_numbers"]
+__all__ = ["WHOLE_MOST", "bind_columns", "ordered", "whole_numbers"]
 
 WHOLE_MOST = 9.2e18
 
@@ -154,12 +154,6 @@ def ordered(floats: NDArray[np.float64]) -> NDArray[np.int64]:
     """Integers in the order of the doubles: the bits, with those of negative numbers turned round."""
     bits = np.ascontiguousarray(floats, np.float64).view(np.int64)
     return np.where(bits < 0, bits ^ np.int64(2**63 - 1), bits)
-
-
-def unordered(bits: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The inverse of `ordered`. What lies beyond the infinities becomes them."""
-    back = np.where(bits < 0, bits ^ np.int64(2**63 - 1), bits).view(np.float64)
-    return np.where(np.isnan(back), np.where(bits < 0, -np.inf, np.inf), back)
 
 
 def whole_numbers(floats: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -5,13 +5,14 @@ matcher files the box under the path that it expects to be hit least; the progra
 """
 
 import math
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ramify.content.columns import WHOLE_MOST, ordered, unordered
+from ramify.content.columns import WHOLE_MOST
 from ramify.content.constraints import ArraySet, Constraint
 from ramify.content.filters import Box
 from ramify.content.kernels import (
@@ -94,13 +95,14 @@ def access_paths(box: Box) -> Iterator[Access]:
         options = [constraint.scalars]
         if constraint.arrays is not None:
             # one of the sets that an array must meet is enough; the smallest looks most selective
-            wanted = sorted(constraint.arrays.some, key=_breadth)
+            wanted = list(constraint.arrays.some)
             if not wanted:
                 yield Access(path)
                 continue
-            options.append(wanted[0])
+            options.append(wanted[0] if len(wanted) == 1 else min(wanted, key=_breadth))
         access = Access(path)
-        if all(_collect(values, access) for values in options if not values.is_empty):
+        # a pattern asks the same of a scalar and of an element: collect it once
+        if all(_collect(values, access) for values in dict.fromkeys(options) if not values.is_empty):
             yield Access(path, list(dict.fromkeys(access.features)), access.spans)
         else:
             yield Access(path)
@@ -133,8 +135,8 @@ def _number_features(cuts: Cuts, is_time: bool, access: Access) -> bool:
     if is_time:
         low, high = cuts[0], INT_MAX if len(cuts) % 2 else cuts[-1]
     else:
-        ends = np.array([float(cuts[0][0]), math.inf if len(cuts) % 2 else float(cuts[-1][0])]) + 0.0
-        low, high = (int(end) for end in ordered(ends))
+        low = order_of(float(cuts[0][0]))
+        high = order_of(math.inf if len(cuts) % 2 else float(cuts[-1][0]))
     level = max(0, (high - low).bit_length() - _INTERVAL_BITS)
     level += -level % _LEVEL_STEP
     first, last = low >> level, high >> level
@@ -148,9 +150,19 @@ def _span(low: int, high: int, is_time: bool) -> tuple[float, float]:
     """The numbers that intervals cover, read back from their order."""
     if is_time:
         return float(low), float(high)
-    clipped = np.array([max(low, INT_MIN), min(high, INT_MAX)], np.int64)
-    floats = unordered(clipped)
-    return float(floats[0]), float(floats[1])
+    return double_of(max(low, INT_MIN)), double_of(min(high, INT_MAX))
+
+
+def order_of(number: float) -> int:
+    """`columns.ordered` of one double."""
+    (bits,) = struct.unpack("=q", struct.pack("=d", number + 0.0))
+    return int(bits ^ INT_MAX if bits < 0 else bits)
+
+
+def double_of(order: int) -> float:
+    """The double of an order; what lies beyond the infinities becomes them."""
+    (number,) = struct.unpack("=d", struct.pack("=q", order ^ INT_MAX if order < 0 else order))
+    return math.copysign(math.inf, order) if math.isnan(number) else float(number)
 
 
 def _boolean_features(values: ValueSet, access: Access) -> bool:
@@ -176,7 +188,7 @@ def _string_features(values: ValueSet, access: Access) -> bool:
 
 
 def _test_features(values: ValueSet, access: Access) -> bool:
-    """Cover a string set by one of its tests: some group that must hold, all of whose tests have a feature."""
+    """Cover a string set by one group of tests that must hold, each of which has a feature."""
     for tests, wanted in sorted(values.tests, key=lambda t: (sorted(t[0]), t[1])):
         features = [_test_feature(test) for test in sorted(tests)]
         if wanted and None not in features:
@@ -212,7 +224,7 @@ def _number_keys(value: Any) -> list[int]:
     """How `columns.whole_numbers` writes a number. An int64 beyond 9.2e18 and its double differ: both."""
     keys = [value] if isinstance(value, int) and INT_MIN <= value <= INT_MAX else []
     if not keys or abs(value) >= WHOLE_MOST:
-        keys.append(int(ordered(np.array([float(value)]))[0]))
+        keys.append(order_of(float(value)))
     return keys
 
 
@@ -334,8 +346,8 @@ def _string_interval(low: str, high: str | None) -> list[int]:
 def _packed(text: str) -> list[int]:
     """Length in bytes, then the UTF-8 bytes packed into words in memory order."""
     data = text.encode()
-    padded = data + b"\0" * (-len(data) % 8)
-    return [len(data), *(int(w) for w in np.frombuffer(padded, np.int64))]
+    count = (len(data) + 7) // 8
+    return [len(data), *struct.unpack(f"={count}q", data.ljust(8 * count, b"\0"))]
 
 
 def _intervals(cuts: Cuts) -> Iterator[tuple[Any, Any]]:
@@ -359,8 +371,7 @@ def _number_bounds(low: Any, high: Any) -> list[int]:
         ihi = math.floor(high[0]) if high[1] else math.ceil(high[0]) - 1
     if ilo > INT_MAX or ihi < INT_MIN:
         ilo, ihi = 1, 0
-    bits = ordered(np.array([flo, fhi]) + 0.0)
-    return [int(bits[0]), int(bits[1]), max(ilo, INT_MIN), min(ihi, INT_MAX)]
+    return [order_of(flo), order_of(fhi), max(ilo, INT_MIN), min(ihi, INT_MAX)]
 
 
 def _double_at_least(value: Any, strictly: bool) -> float:

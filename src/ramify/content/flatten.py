@@ -94,6 +94,7 @@ def parse_shapes(records: Records, spread: Spread) -> Parsed:
         for shape in shapes(rows, group.objects):
             spread(shape, parsed)
         repeats |= _repeated_keys(records, group, parsed)
+        group.objects.clear()  # now, so that the next group is decoded into the same memory
     index, faults = parsed.index, parsed.faults
     for row in parsed.leaves.sprawling:
         faults.setdefault(index[row], sprawl())

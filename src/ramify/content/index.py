@@ -142,7 +142,6 @@ class IndexStore:
     def activate(self, ids: Sequence[int]) -> None:
         """Mark ids as in use."""
         self.alive.data[ids] = 1
-        self.first_box.data[ids] = -1
 
     def append_boxes(self, programs: Sequence[list[int]]) -> NDArray[np.int64]:
         """Store the programs of boxes; returns where each begins.

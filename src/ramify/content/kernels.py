@@ -75,6 +75,8 @@ Hash = Any  # likewise np.uint64
 
 NUMBER, EQUAL, PREFIX, ONE_OF, SET, GENERAL = 1, 2, 3, 4, 5, 6
 ABSENT_TYPE, INT, FLOAT, BOOL, TIME, STRING = 0, 1, 2, 3, 4, 5
+# plain constants are types of their own to numba: as arguments they would compile every callee again
+_STRING, _ZERO = np.int64(STRING), np.int64(0)
 # kinds of feature; prefixes sort first, as `string_features` wants them
 HAS_PREFIX, EQUALS, EQUALS_NOCASE = 1, 2, 4
 NUMBER_IS, TIME_IS, BOOLEAN_IS, NUMBER_IN, TIME_IN = 5, 6, 7, 8, 9
@@ -207,7 +209,7 @@ def any_in_set(
 ) -> Flag:
     """Whether any element of a range lies in the set at p; `elements` are offsets or values by kind."""
     for e in range(first, last):
-        b = elements[e + 1] if kind == STRING else 0
+        b = elements[e + 1] if kind == STRING else _ZERO
         if element_in_set(words, text, p, kind, elements[e], b, data):
             return True
     return False
@@ -278,10 +280,21 @@ def one_of(words: Ints, text: Bytes, p: Int, h: Hash, data: Bytes, start: Int, e
 
 @compiled
 def grown(array: Any, need: Int) -> Any:
-    """A larger copy."""
+    """A larger copy. (A loop: numba's slice assignment compiles seconds of error messages.)"""
     bigger = np.empty(max(need, 2 * len(array)), array.dtype)
-    bigger[: len(array)] = array
+    for k in range(len(array)):
+        bigger[k] = array[k]
     return bigger
+
+
+@compiled
+def widened(features: Hashes, have: Ints, width: Int) -> Hashes:
+    """A copy with room for more features of each class."""
+    wider = np.empty((len(features), width), np.uint64)
+    for f in range(len(features)):
+        for k in range(have[f]):
+            wider[f, k] = features[f, k]
+    return wider
 
 
 @compiled
@@ -305,17 +318,19 @@ def nocase_hash(seed: Hash, data: Bytes, start: Int, end: Int) -> Hash:
 
 @compiled
 def sort_ids(ids: Ids, begin: Int, end: Int) -> None:
-    """Sort a part of an array in place."""
-    if end - begin > 32:
-        ids[begin:end] = np.sort(ids[begin:end])
-        return
-    for i in range(begin + 1, end):
-        value = ids[i]
-        j = i - 1
-        while j >= begin and ids[j] > value:
-            ids[j + 1] = ids[j]
-            j -= 1
-        ids[j + 1] = value
+    """Sort a part of an array in place: insertion sort with gaps (Shell), gaps of 3k + 1."""
+    gap = 1
+    while gap < (end - begin) // 3:
+        gap = 3 * gap + 1
+    while gap:
+        for i in range(begin + gap, end):
+            value = ids[i]
+            j = i - gap
+            while j >= begin and ids[j] > value:
+                ids[j + gap] = ids[j]
+                j -= gap
+            ids[j + gap] = value
+        gap //= 3
 
 
 @inlined
@@ -405,7 +420,7 @@ def string_holds(
     elif op == ONE_OF:
         holds = one_of(words, text, q, h, data, start, end)
     elif op == SET:
-        holds = element_in_set(words, text, q, STRING, start, end, data)
+        holds = element_in_set(words, text, q, _STRING, start, end, data)
     return holds
 
 
@@ -460,9 +475,7 @@ def match_rows(ix: Index, cols: Columns, first_row: Int, last_row: Int, filters:
                 first[c] = base[c] + list_offsets[k]
                 last[c] = base[c] + list_offsets[k + 1]
                 if last[c] - first[c] > features.shape[1]:
-                    wider = np.empty((len(have), 2 * (last[c] - first[c])), np.uint64)
-                    wider[:, : features.shape[1]] = features
-                    features = wider
+                    features = widened(features, have, 2 * (last[c] - first[c]))
             if column_heads[1 + c] >= 0:
                 heads[found] = column_heads[1 + c]
                 found += 1
@@ -540,7 +553,9 @@ def match_rows(ix: Index, cols: Columns, first_row: Int, last_row: Int, filters:
                                 elif op == NUMBER:
                                     holds = kind[c] <= FLOAT and words[p + 1] <= order[e] <= words[p + 2]
                                 elif op == SET:
-                                    holds = element_in_set(words, text, p + 1, kind[c], values[e], 0, data)
+                                    holds = element_in_set(
+                                        words, text, p + 1, kind[c], values[e], _ZERO, data
+                                    )
                                 if holds:
                                     break
                     if not holds:

@@ -8,6 +8,7 @@ Words are matched whole, with case, against the array attribute `keywords` (or a
 from collections.abc import Sequence
 
 from ramify.content.constraints import ArraySet, Constraint
+from ramify.content.events import RESERVED_NAMES
 from ramify.content.expressions import And, Atom, Expression, Or, compile_filter
 from ramify.content.filters import Filter
 from ramify.content.values import strings_equal
@@ -28,6 +29,8 @@ def parse_keywords_expression(
     words: Sequence[str] | Sequence[Sequence[str]], attribute: str = KEYWORDS
 ) -> Expression:
     """As `parse_keywords`, without building boxes."""
+    if attribute in RESERVED_NAMES:
+        raise FilterError(f"{attribute} is not an attribute: the name is kept for the event itself")
     if isinstance(words, str) or not isinstance(words, Sequence) or not words:
         raise FilterError("keywords are a non-empty list", text=_shown(words), allowed=_ALLOWED)
     if all(isinstance(word, str) for word in words):
@@ -40,9 +43,8 @@ def parse_keywords_expression(
             raise FilterError(
                 "an empty list of words would match everything", text=_shown(words), allowed=_ALLOWED
             )
-        conjunctions.append(
-            And(tuple(_has_any([_word(w, words)], attribute) for w in dict.fromkeys(clause)))
-        )
+        distinct = dict.fromkeys(_word(word, words) for word in clause)
+        conjunctions.append(And(tuple(_has_any([word], attribute) for word in distinct)))
     return Or(tuple(conjunctions))
 
 

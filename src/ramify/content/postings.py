@@ -190,7 +190,7 @@ def compact_postings(
     new_start: Ints,
     new_postings: Postings,
 ) -> Int:
-    """Lay all lists out again, those of the table and of these heads. Returns how many postings are left."""
+    """Lay out again the lists of the table and of these heads. Returns how many postings are left."""
     used = np.int64(0)
     for k in range(len(table) // 2):
         if table[2 * k + 1] >= 0:

@@ -671,12 +671,10 @@ def _check_tokens(text: str, tokens: list[Token]) -> None:
 
 def _unreadable(text: str, error: TokenError) -> FilterError:
     """A text that is not even tokens: almost always a quote that is not closed."""
-    place = re.search(r"Missing (\S+) from (\d+):(\d+)", str(error.__cause__))
+    place = re.search(r"Missing (\S+) from \d+:(\d+)", str(error.__cause__))
     if place is None:
         return FilterError("the predicate cannot be read", text=text, allowed=ALLOWED)
-    line, column = int(place[2]), int(place[3])
-    start = sum(len(part) for part in text.splitlines(keepends=True)[: line - 1])
-    return FilterError(f"{place[1]} is not closed", text=text, position=start + column, allowed=ALLOWED)
+    return FilterError(f"{place[1]} is not closed", text=text, position=int(place[2]), allowed=ALLOWED)
 
 
 def _syntax_error(text: str, tokens: list[Token], error: ParseError) -> FilterError:

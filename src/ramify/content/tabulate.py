@@ -29,6 +29,7 @@ rows x records cells. Paths seen later count as unaddressable. A given schema ma
 
 _INT64 = range(-(2**63), 2**63)
 _NONE = type(None)
+_SLICE = 2048  # arrays whose elements are handled together
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,15 +313,24 @@ def _others(values: Iterable[Any]) -> list[int]:
 
 
 def _arrays(leaf: Leaf, kind: AttributeType) -> "pa.Array[Any] | None":
-    """A column of arrays, unless one has an element that does not fit. Built from all elements at once,
-    since Arrow takes three times as long for a list of lists."""
-    elements = list(chain.from_iterable(filter(None, leaf.values)))
-    if not set(map(type, elements)) <= _FITTING[_ELEMENT[kind]]:
-        return None
+    """A column of arrays, unless one has an element that does not fit.
+
+    Built from the elements of many arrays at once, since Arrow takes longer for a list of lists, but not of
+    all: the elements are looked at several times and should still be in the cache.
+    """
+    dtype, fitting = _ELEMENT[kind].arrow, _FITTING[_ELEMENT[kind]]
+    arrays = [value or () for value in leaf.values] if _NONE in leaf.kinds else leaf.values
+    parts: list[pa.Array[Any]] = [pa.array([], dtype)]
+    lengths = [np.zeros(0, np.int64)]
+    for start in range(0, len(arrays), _SLICE):
+        some = arrays[start : start + _SLICE]
+        elements = list(chain.from_iterable(some))
+        if not set(map(type, elements)) <= fitting:
+            return None
+        lengths.append(np.fromiter(map(len, some), np.int64, len(some)))
+        parts.append(pa.array(elements, dtype))
     nulls = leaf.nulls() if _NONE in leaf.kinds else None
-    arrays = [value or () for value in leaf.values] if nulls is not None else leaf.values
-    lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
-    return _lists(lengths, pa.array(elements, _ELEMENT[kind].arrow), nulls)
+    return _lists(np.concatenate(lengths), pa.concat_arrays(parts), nulls)
 
 
 def _lists(
@@ -357,8 +367,8 @@ def _first_typed(leaf: Leaf) -> int:
     """The first row with a value that has a type."""
     if leaf.kinds.isdisjoint({_NONE, list}):
         return leaf.first_row()
-    cells = zip(leaf.rows.tolist(), leaf.values, strict=True)
-    return min(row for row, value in cells if _kind_of(value) is not None)
+    typed = [_kind_of(value) is not None for value in leaf.values]
+    return int(leaf.rows[typed].min())
 
 
 def _fit(value: Any, kind: AttributeType) -> Any:

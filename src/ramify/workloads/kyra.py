@@ -190,9 +190,7 @@ def _interest(
     return np.take_along_axis(mood, segment, axis=1) < popularity
 
 
-def _subscriptions(
-    overlay: Overlay, wanted: npt.NDArray[np.bool_], per: str
-) -> tuple[Subscription, ...]:
+def _subscriptions(overlay: Overlay, wanted: npt.NDArray[np.bool_], per: str) -> tuple[Subscription, ...]:
     rows = []
     for broker, mine in zip(overlay.brokers, wanted, strict=True):
         edge = np.flatnonzero(np.diff(mine, prepend=False, append=False)).reshape(-1, 2)
