@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ramify import __version__
-from ramify.content.events import Decoded, Rejected, batch_to_events
+from ramify.content.events import Decoded, Event, Rejected, batch_to_events
 from ramify.content.expressions import explain
 from ramify.content.filters import Filter
 from ramify.content.flatten import FieldMapping, TimeUnit, decode_records
@@ -170,8 +170,7 @@ def filter_(
         _say(f"valid: {len(parsed.boxes)} box(es) over {', '.join(sorted(parsed.paths)) or 'no attribute'}")
         _say(f"key {parsed.key.hex()}")
         return
-    attributes = _one_event(event)
-    found = explain(attributes, parsed)
+    found = explain(_one_event(event), parsed)
     _out.print(str(found), markup=False, highlight=False)
 
 
@@ -321,7 +320,7 @@ def _print_json(counts: _Counts, listed: Subscriptions, tally: _Tally) -> None:
 def _explain_one(batch: pa.RecordBatch, subscription: Subscription, filter_: Filter) -> None:
     (event,) = batch_to_events(batch)
     _say(f"\nDoes event {event.id} go to {subscription.id}, and why?")
-    _out.print(str(explain(event.attributes, filter_)), markup=False, highlight=False)
+    _out.print(str(explain(event, filter_)), markup=False, highlight=False)
 
 
 def _report_bad(tally: _Tally, listed: Subscriptions, as_json: bool) -> None:
@@ -361,13 +360,12 @@ def _parse(text: str, spelling: str) -> Filter:
     return _fail(InputError(f"unknown spelling {spelling!r}: it is one of sql, pattern, keywords"))
 
 
-def _one_event(text: str) -> dict[str, Any]:
+def _one_event(text: str) -> Event:
     decoded = decode_records([text.encode()], mapping=FieldMapping(id=None))
     if decoded.rejected:
         _fail(InputError(f"the event cannot be used: {decoded.rejected[0].detail}"))
     (event,) = batch_to_events(decoded.batch)
-    fixed = {"publisher": event.publisher, "time": event.time}
-    return {**{k: v for k, v in fixed.items() if v is not None}, **event.attributes}
+    return event
 
 
 def _fail(error: RamifyError) -> NoReturn:

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import filters, patterns, rows
 
+from ramify.content.events import Event
 from ramify.content.expressions import Atom, Not, boxes_of, compile_filter, evaluate, explain
 from ramify.content.filters import Filter, Work
 from ramify.content.keywords import parse_keywords
@@ -91,3 +92,10 @@ def test_boxes_of_an_atom_follow_what_is_wanted() -> None:
     atom = parse_sql("x = 5").expression
     assert isinstance(atom, Atom)
     assert Filter(boxes_of(atom, False, Work())) == parse_sql("x <> 5")
+
+
+def test_an_event_is_explained_with_its_id_publisher_and_time() -> None:
+    event = Event("e1", publisher="shop", time=datetime(2026, 1, 1, tzinfo=UTC), attributes={"x": None})
+    f = parse_sql("id = 'e1' AND publisher = 'shop' AND time >= TIMESTAMP '2026-01-01' AND x IS NULL")
+    assert explain(event, f).matched
+    assert not explain(Event("e2"), f).matched

@@ -1,5 +1,8 @@
 """The algebra's laws, on filters of all three spellings; and its bounds."""
 
+import doctest
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -229,3 +232,10 @@ def test_filters_compare_by_meaning() -> None:
     assert hash(f) == hash(g)
     assert f != parse_sql("x IN (1, 3)")
     assert f != "x IN (1, 2)"
+
+
+def test_the_guide_tells_the_truth() -> None:
+    guide = Path(__file__).parents[2] / "docs" / "filters.md"
+    found = doctest.testfile(str(guide), module_relative=False, encoding="utf-8")
+    assert found.attempted > 20
+    assert found.failed == 0

@@ -72,10 +72,9 @@ class Churn(RuleBasedStateMachine):
         self.matcher.remove(id_)
         del self.held[id_]
 
-    @precondition(lambda self: self.held)
     @rule()
-    def sweep(self) -> None:
-        self.matcher._store.sweep()
+    def compact(self) -> None:
+        self.matcher.compact()
 
     @rule(events=st.lists(typed_rows(), min_size=1, max_size=4))
     def match(self, events: list[Row]) -> None:

@@ -13,13 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ramify.content.events import NULLS
 from ramify.content.kernels import ABSENT_TYPE, BOOL, FLOAT, INT, STRING, TIME, Columns
 
 __all__ = ["WHOLE_MOST", "bind_columns", "ordered", "whole_numbers"]
 
 WHOLE_MOST = 9.2e18
-
-NULLS = "_nulls"  # the batch column that lists explicit JSON nulls: see `ramify.content.events`
 
 
 def bind_columns(batch: pa.RecordBatch, paths: Sequence[str]) -> Columns:

@@ -233,6 +233,12 @@ class Event:
     size_bytes: int = 0
     body_is_json: bool = False
 
+    @property
+    def values(self) -> Mapping[str, AttributeValue]:
+        """What filters look at: the attributes, and id, publisher and time where the event has them."""
+        fixed = {"id": self.id, "publisher": self.publisher, "time": self.time}
+        return {**self.attributes, **{name: value for name, value in fixed.items() if value is not None}}
+
 
 class RejectReason(StrEnum):
     """Why a record was not used: one code per thing that a user would fix differently."""

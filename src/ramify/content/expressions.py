@@ -17,7 +17,7 @@ from datetime import datetime
 
 from ramify.content.constraints import ABSENT, Constraint, Value
 from ramify.content.describe import describe_constraint
-from ramify.content.events import AttributeType
+from ramify.content.events import AttributeType, Event
 from ramify.content.filters import Box, Filter, Work, merge_boxes, products
 
 __all__ = [
@@ -167,12 +167,13 @@ class Explanation:
         return "\n".join([head, *(str(step) for step in self.steps)])
 
 
-def explain(attributes: Mapping[str, Value], filter_: Filter) -> Explanation:
-    """Say what held and what did not, with the actual values.
+def explain(event: Event | Mapping[str, Value], filter_: Filter) -> Explanation:
+    """Say what held and what did not, with the actual values, for an event or just its attributes.
 
     Follows what the user wrote when the filter was parsed; a filter that the algebra made is explained
     box by box.
     """
+    attributes = event.values if isinstance(event, Event) else event
     if filter_.expression is None:
         steps = tuple(_box_steps(filter_, attributes))
     else:

@@ -116,6 +116,12 @@ class Matcher:
                 self._index = self._store.index()
             return _match(self._index, columns, batch.num_rows, self._store.filters, threads)
 
+    def compact(self) -> None:
+        """Drop what removed filters left behind, now rather than when it has become half of the index."""
+        with self._lock:
+            self._store.sweep()
+            self._index = None
+
     @property
     def nbytes(self) -> int:
         """The memory of the index in bytes, spare room included."""

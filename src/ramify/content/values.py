@@ -323,7 +323,9 @@ def where_tests(
 ) -> ValueSet:
     """Strings (of `within`) for which any of the tests holds, or none of them."""
     strings = EVERY_VALUE.strings if within is None else within.strings
-    return _normal((), strings, (), (), frozenset([(frozenset(tests), wanted)]))
+    asked = set(tests)
+    needed = frozenset(t for t in asked if not any(t != other and t.implies(other) for other in asked))
+    return _normal((), strings, (), (), frozenset([(needed, wanted)]))
 
 
 def booleans(value: bool) -> ValueSet:
@@ -401,6 +403,8 @@ def _normal(numbers: Cuts, strings: Cuts, bools: Cuts, times: Cuts, tests: froze
             tests = frozenset()
         elif any((t, not wanted) in tests for t, wanted in tests):
             strings = ()
+        elif len(tests) > 1:
+            tests = frozenset(t for t in tests if not _implied(tests - {t}, t))
     if not strings:
         tests = frozenset()
     return ValueSet(numbers, strings, bools, times, tests)
