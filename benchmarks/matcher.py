@@ -243,9 +243,7 @@ def main() -> None:
     speed = events_per_s(matchers, batch, rounds, threads=1)
     speed2 = events_per_s(matchers, batch, rounds, threads=2)
     for count in COUNTS:
-        print(
-            f"{count:8,} subscriptions: {speed[count]:10,.0f} events/s, {speed2[count]:10,.0f} with 2 threads"
-        )
+        print(f"{count:8,} subscriptions: {speed[count]:9,.0f} events/s, 2 threads {speed2[count]:9,.0f}")
     for name, value in others.items():
         print(f"{name} at {COUNTS[0]:,}: {value:,.1f} events/s")
     times = add_times(matchers[COUNTS[-1]], [s.filter() for s in make_subscriptions(rng, 2_000)])
