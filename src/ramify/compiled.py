@@ -4,11 +4,36 @@ numba ships no types; to a type checker these return the function they are given
 importable modules and are cached on disk beside them: compiling takes seconds, loading milliseconds.
 """
 
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numba
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["compiled", "compiled_parallel", "inlined", "prange"]
+__all__ = [
+    "Bytes",
+    "Flag",
+    "Hash",
+    "Hashes",
+    "Int",
+    "Ints",
+    "SmallInts",
+    "compiled",
+    "compiled_parallel",
+    "inlined",
+    "prange",
+]
+
+Ints = NDArray[np.int64]
+SmallInts = NDArray[np.int32]
+Bytes = NDArray[np.uint8]
+Hashes = NDArray[np.uint64]
+Int = Any
+"""int or np.int64, which numba mixes freely and mypy does not."""
+Flag = Any
+"""Likewise bool."""
+Hash = Any
+"""Likewise np.uint64."""
 
 F = TypeVar("F")
 

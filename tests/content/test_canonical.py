@@ -149,7 +149,7 @@ def test_large_filters_get_a_key_whatever_their_order(text: str) -> None:
     f = parse_sql(text)
     assert len(f.key) == 16
     assert f.key == parse_sql(" OR ".join(reversed(text.split(" OR ")))).key
-    assert f.key != parse_sql(text.replace("1", "7", 1)).key
+    assert f.key != parse_sql(f"{text} OR x = -5").key
 
 
 def test_keys_are_the_same_in_every_process() -> None:

@@ -1,6 +1,7 @@
 """The algebra's laws, on filters of all three spellings; and its bounds."""
 
 import doctest
+import itertools
 from pathlib import Path
 
 import pytest
@@ -209,6 +210,13 @@ def test_boxes_drop_what_asks_nothing_and_vanish_when_empty() -> None:
     assert [b.constraints for b in Box().minus(box)] == [
         (("x", c),) for c in Constraint(scalars=numbers_equal([1])).complement()
     ]
+
+
+@pytest.mark.parametrize("text", ["TRUE", "x > 0", "x > 0 AND x < 9 AND s <> 'b'", "x < 5"])
+def test_what_a_box_leaves_of_another_is_disjoint(text: str) -> None:
+    (mine,), (other,) = parse_sql(text).boxes, parse_sql("x > 5 AND s = 'a' AND b").boxes
+    pieces = [*mine.minus(other), other]
+    assert all(a.misses(b) for a, b in itertools.combinations(pieces, 2))
 
 
 def test_merging_absorbs_and_unites() -> None:

@@ -192,6 +192,11 @@ def test_a_syntax_error_far_behind_equal_text_points_at_itself() -> None:
     assert position >= text.index("= =")
 
 
+@pytest.mark.parametrize("text", ["+", "x = +", "MAP( ?", "ARRAY[..\n1.5BD$-,", "x = 1.2.3.4", "EXTRACT(*"])
+def test_nonsense_that_the_parser_stumbles_over_is_refused(text: str) -> None:
+    assert refusal(text).text == text
+
+
 @pytest.mark.parametrize("text", ["", "   ", "\n\t", "-- only a comment"])
 def test_an_empty_text_is_refused(text: str) -> None:
     assert refusal(text).reason == "the filter is empty"

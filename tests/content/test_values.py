@@ -180,4 +180,5 @@ def test_tests_of_finite_sets_are_decided() -> None:
     found = strings_equal(["a", "ab", "aB"]).intersect(ends_with_b)
     assert found == strings_equal(["ab", "aB"])
     assert found.within(ends_with_b)
+    assert not strings_equal(["a", "ab"]).within(ends_with_b)
     assert NO_VALUE.within(ends_with_b)

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ramify.compiled import compiled, inlined
+from ramify.compiled import Bytes, Flag, Hash, Hashes, Int, Ints, SmallInts, compiled, inlined
 from ramify.content.postings import FNV_PRIME, HAS_SUFFIX, find, hash_number, mix, pair_hash, seed_of
 from ramify.content.textkernels import test_holds
 
@@ -65,13 +65,6 @@ __all__ = [
     "match_rows",
 ]
 
-Ints = NDArray[np.int64]
-Int = Any  # int or np.int64, which numba mixes freely and mypy does not
-Flag = Any  # likewise bool
-Bytes = NDArray[np.uint8]
-Hashes = NDArray[np.uint64]
-Ids = NDArray[np.int32]
-Hash = Any  # likewise np.uint64
 
 NUMBER, EQUAL, PREFIX, ONE_OF, SET, GENERAL = 1, 2, 3, 4, 5, 6
 ABSENT_TYPE, INT, FLOAT, BOOL, TIME, STRING = 0, 1, 2, 3, 4, 5
@@ -317,7 +310,7 @@ def nocase_hash(seed: Hash, data: Bytes, start: Int, end: Int) -> Hash:
 
 
 @compiled
-def sort_ids(ids: Ids, begin: Int, end: Int) -> None:
+def sort_ids(ids: SmallInts, begin: Int, end: Int) -> None:
     """Sort a part of an array in place: insertion sort with gaps (Shell), gaps of 3k + 1."""
     gap = 1
     while gap < (end - begin) // 3:
@@ -425,7 +418,9 @@ def string_holds(
 
 
 @compiled
-def match_rows(ix: Index, cols: Columns, first_row: Int, last_row: Int, filters: Int) -> tuple[Ints, Ids]:
+def match_rows(
+    ix: Index, cols: Columns, first_row: Int, last_row: Int, filters: Int
+) -> tuple[Ints, SmallInts]:
     """Match rows: (ends, ids), the sorted ids of row r being ids[ends[r]:ends[r + 1]].
 
     Cost per row: the bytes of its strings, a look-up per feature and pair of features that some box is

@@ -1,17 +1,14 @@
 """Hashes of features, the table that maps them to lists of boxes, and the lists: compiled.
 
 The table is open addressing in one array: [2 k] a hash, [2 k + 1] the first posting of its list, -1 for an
-empty list, -2 for a free slot. Postings are pairs in one array: [2 k] the next posting of the list or -1,
+empty list, -2 for a free slot. SmallInts are pairs in one array: [2 k] the next posting of the list or -1,
 [2 k + 1] where the box's program begins. Two hashes that are equal share a list, which costs time and
 nothing else: every box found is evaluated.
 """
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from ramify.compiled import compiled, inlined
+from ramify.compiled import Bytes, Hash, Hashes, Int, Ints, SmallInts, compiled, inlined
 
 __all__ = [
     "FNV_PRIME",
@@ -29,13 +26,6 @@ __all__ = [
     "seed_of",
 ]
 
-Ints = NDArray[np.int64]
-Int = Any  # int or np.int64, which numba mixes freely and mypy does not
-Flag = Any  # likewise bool
-Bytes = NDArray[np.uint8]
-Hashes = NDArray[np.uint64]
-Postings = NDArray[np.int32]
-Hash = Any  # likewise np.uint64
 
 HAS_SUFFIX = 3  # the kind of feature that is hashed from the end: see `kernels`
 FNV_PRIME = np.uint64(0x100000001B3)
@@ -110,7 +100,9 @@ def find_or_free(table: Ints, h: Hash) -> Int:
 
 
 @compiled
-def push_keys(table: Ints, postings: Postings, first_posting: Int, hashes: Hashes, starts: Postings) -> Int:
+def push_keys(
+    table: Ints, postings: SmallInts, first_posting: Int, hashes: Hashes, starts: SmallInts
+) -> Int:
     """Put boxes into the lists of their hashes. Returns how many slots were newly taken."""
     taken = 0
     for k in range(len(hashes)):
@@ -127,7 +119,7 @@ def push_keys(table: Ints, postings: Postings, first_posting: Int, hashes: Hashe
 
 
 @compiled
-def push_list(heads: Postings, k: Int, postings: Postings, posting: Int, start: Int) -> None:
+def push_list(heads: SmallInts, k: Int, postings: SmallInts, posting: Int, start: Int) -> None:
     """Put one box into the list whose head is heads[k]."""
     postings[2 * posting] = heads[k]
     postings[2 * posting + 1] = start
@@ -135,7 +127,7 @@ def push_list(heads: Postings, k: Int, postings: Postings, posting: Int, start: 
 
 
 @compiled
-def list_length(table: Ints, postings: Postings, h: Hash, most: Int) -> Int:
+def list_length(table: Ints, postings: SmallInts, h: Hash, most: Int) -> Int:
     """How many postings a hash has, counted up to `most`."""
     posting = find(table, h)
     n = 0
@@ -160,7 +152,7 @@ def rehash(old: Ints, new: Ints) -> Int:
 
 @compiled
 def compact_list(
-    head: Int, postings: Postings, box_start: Ints, new_start: Ints, new_postings: Postings, used: Int
+    head: Int, postings: SmallInts, box_start: Ints, new_start: Ints, new_postings: SmallInts, used: Int
 ) -> tuple[Int, Int]:
     """Lay one list out again without removed boxes. Returns (its new head, the next free posting).
 
@@ -184,11 +176,11 @@ def compact_list(
 @compiled
 def compact_postings(
     table: Ints,
-    heads: Postings,
-    postings: Postings,
+    heads: SmallInts,
+    postings: SmallInts,
     box_start: Ints,
     new_start: Ints,
-    new_postings: Postings,
+    new_postings: SmallInts,
 ) -> Int:
     """Lay out again the lists of the table and of these heads. Returns how many postings are left."""
     used = np.int64(0)

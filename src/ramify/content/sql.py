@@ -17,7 +17,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import NoReturn
+from typing import Any, NoReturn
 from zoneinfo import ZoneInfo
 
 from sqlglot import Token, TokenType, exp
@@ -163,14 +163,29 @@ def parse_sql_expression(text: str, schema: Mapping[str, AttributeType] | None =
         raise _unreadable(text, error) from None
     _check_tokens(text, tokens)
     try:
-        # As a condition: a statement's keyword (load, desc, comment) may then be an attribute's name.
-        (tree,) = dialect.parser().parse_into(exp.Condition, tokens, text)
-        assert tree is not None, "an empty text has no tokens and was refused"
-        return _Reader(text, {**CONTEXT_TYPES, **(schema or {})}, tokens).predicate(tree)
-    except ParseError as error:
-        raise _syntax_error(text, tokens, error) from None
+        reader = _Reader(text, {**CONTEXT_TYPES, **(schema or {})}, tokens)
+        return reader.predicate(_tree(text, tokens, dialect))
     except RecursionError:
         raise FilterError("the filter is nested too deeply", text=text, allowed="fewer levels") from None
+
+
+def _tree(text: str, tokens: list[Token], dialect: Dialect) -> exp.Expr:
+    """Parse as a condition, so that a statement's keyword (load, desc) may be an attribute's name."""
+    found: dict[str, Any] = {}
+    try:
+        (tree,) = dialect.parser().parse_into(exp.Condition, tokens, text)
+        if tree is not None:  # a lone + is read as nothing
+            return tree
+    except ParseError as error:
+        found = error.errors[0] if error.errors else {}
+    except RecursionError:
+        raise
+    except Exception:  # sqlglot itself stumbles over some nonsense: MAP( ?, ARRAY[1.5BD
+        pass
+    at = next((t for t in tokens if (t.line, t.col) == (found.get("line"), found.get("col"))), tokens[-1])
+    is_query = str(at.text).upper() in _QUERY_WORDS
+    reason = "a sub-query is not allowed" if is_query else "the predicate is not complete or not SQL"
+    raise FilterError(reason, text=text, position=at.start, allowed=ALLOWED)
 
 
 @dataclass(slots=True)
@@ -675,12 +690,3 @@ def _unreadable(text: str, error: TokenError) -> FilterError:
     if place is None:
         return FilterError("the predicate cannot be read", text=text, allowed=ALLOWED)
     return FilterError(f"{place[1]} is not closed", text=text, position=int(place[2]), allowed=ALLOWED)
-
-
-def _syntax_error(text: str, tokens: list[Token], error: ParseError) -> FilterError:
-    found = error.errors[0] if error.errors else {}
-    at = next((t for t in tokens if (t.line, t.col) == (found.get("line"), found.get("col"))), tokens[-1])
-    reason = "the predicate is not complete or not SQL"
-    if str(at.text).upper() in _QUERY_WORDS:
-        reason = "a sub-query is not allowed"
-    return FilterError(reason, text=text, position=at.start, allowed=ALLOWED)

@@ -4,20 +4,13 @@ The same tests as `ramify.content.strings`, and held against it by tests. `codes
 codes begin in `words`, `n` how many there are; the string is data[start:end], which must be valid UTF-8.
 """
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from ramify.compiled import compiled
+from ramify.compiled import Bytes, Flag, Int, Ints, compiled
 from ramify.content.strings import ANY, ONE, TestKind, fold
 
 __all__ = ["fold_code", "test_holds"]
 
-Ints = NDArray[np.int64]
-Int = Any  # int or np.int64, which numba mixes freely and mypy does not
-Flag = Any  # likewise bool
-Bytes = NDArray[np.uint8]
 
 _GLOB = int(TestKind.GLOB)
 _NOCASE_PREFIX, _NOCASE_SUFFIX = int(TestKind.NOCASE_PREFIX), int(TestKind.NOCASE_SUFFIX)
