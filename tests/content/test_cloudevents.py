@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.content.cloudevents import (
@@ -30,8 +30,6 @@ from ramify.content.flatten import MAX_DEPTH, MAX_RECORD_BYTES
 from ramify.errors import InputError
 
 # A shared machine may pause for longer than Hypothesis expects of a test.
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
 
 A = AttributeType
 R = RejectReason

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.content.events import (
@@ -20,8 +20,6 @@ from ramify.content.events import (
 from ramify.errors import SchemaError
 
 # A shared machine may pause for longer than Hypothesis expects of a test.
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
 
 A = AttributeType
 PATHS = st.sampled_from(["a", "a.b", "price", "tags", "x y", "é"])

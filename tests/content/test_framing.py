@@ -4,7 +4,7 @@ import io
 from collections.abc import Callable, Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.content import framing
@@ -12,8 +12,6 @@ from ramify.content.framing import array_records, elements, lines
 from ramify.content.records import Records
 
 # A shared machine may pause for longer than Hypothesis expects of a test.
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
 
 LINES = st.lists(st.text("ab \r", max_size=6).map(str.encode), max_size=30)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.content.events import EventSchema, RejectReason
@@ -14,8 +14,6 @@ from ramify.content.flatten import MAX_RECORD_BYTES, decode_records
 from ramify.content.leaves import Leaf, Leaves, shapes
 
 # A shared machine may pause for longer than Hypothesis expects of a test.
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
 
 KEYS = st.sampled_from(["a", "b", "a.b", "c", "", "b.", "é"])
 VALUES = st.recursive(

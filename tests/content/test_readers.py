@@ -30,8 +30,6 @@ from ramify.content.readers import infer_schema, read_cloudevents, read_events, 
 from ramify.errors import InputError
 
 # A shared machine may pause for longer than Hypothesis expects of a test.
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
 
 A = AttributeType
 R = RejectReason
