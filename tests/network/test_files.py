@@ -15,11 +15,29 @@ from ramify.network.generators import line, ring
 from ramify.network.overlay import Link, Overlay, Site
 from ramify.network.specs import SPECS, overlay_from
 from ramify.network.transit_stub import kyra, transit_stub
+from ramify.network.underlay import Underlay
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12).filter(
     lambda name: name.isprintable() and name == name.strip()
 )
 AMOUNTS = st.floats(0, 1e12, allow_nan=False)
+
+
+@st.composite
+def underlays(draw: st.DrawFn, brokers: int) -> Underlay:
+    routers = draw(st.integers(1, 4))
+    pairs = [(a, b) for a in range(routers) for b in range(routers) if a != b]
+    ends = draw(st.lists(st.sampled_from(pairs), unique_by=frozenset)) if pairs else []
+    rows = st.tuples(AMOUNTS, AMOUNTS)
+    return Underlay(
+        routers,
+        ends,
+        [draw(AMOUNTS) for _ in ends],
+        [draw(st.integers(0, routers - 1)) for _ in range(brokers)],
+        [draw(AMOUNTS) for _ in range(brokers)],
+        price=[draw(rows) for _ in ends],
+        access_price=[draw(rows) for _ in range(brokers)],
+    )
 
 
 @st.composite
@@ -39,6 +57,7 @@ def overlays(draw: st.DrawFn) -> Overlay:
         names,
         [Link(a, b, draw(AMOUNTS), draw(AMOUNTS), draw(AMOUNTS)) for a, b in chosen],
         sites={name: draw(sites) for name in names},
+        underlay=draw(st.none() | underlays(len(names))),
     )
 
 
@@ -125,6 +144,18 @@ def test_json_fills_in_what_is_left_out(tmp_path: Path) -> None:
     assert overlay.links == (Link("a", "b", 1, 1, 1), Link("b", "c", 0.5, 0.5, 1))
 
 
+def test_json_rows_of_an_underlay_may_leave_prices_out(tmp_path: Path) -> None:
+    below = {
+        "routers": 4,
+        "links": [[0, 1, 5], [1, 2, 5, 0.5], [2, 3, 5, 0.5, 0.75]],
+        "brokers": [[0, 1], [1, 1, 0.25], [2, 1, 0.25, 0]],
+    }
+    overlay = read_overlay(write(tmp_path, "d.json", json.dumps(document(underlay=below))))
+    assert overlay.underlay is not None
+    assert overlay.underlay.price.tolist() == [[1, 1], [0.5, 0.5], [0.5, 0.75]]
+    assert overlay.underlay.access_price.tolist() == [[0, 0], [0.25, 0.25], [0.25, 0]]
+
+
 @pytest.mark.parametrize(
     ("changes", "marker", "reason"),
     [
@@ -144,6 +175,18 @@ def test_json_fills_in_what_is_left_out(tmp_path: Path) -> None:
         ({"underlay": {"routers": 1, "links": [], "brokers": []}}, None, "attaches 0 brokers"),
         ({"underlay": {"routers": 1, "links": [[0, 5, 1.0]], "brokers": []}}, None, "outside 0..0"),
         ({"underlay": {"routers": 1, "links": [], "brokers": [[2**40, 1.0]]}}, None, "outside"),
+        (
+            {"underlay": {"routers": 2, "links": [[0, 1, 1, -3]], "brokers": []}},
+            '"underlay"',
+            "underlay price is negative",
+        ),
+        (
+            {"underlay": {"routers": 2, "links": [[0, 1, 1, "dear"]], "brokers": []}},
+            "dear",
+            "$.underlay.links[0][3]: Expected `float`",
+        ),
+        ({"underlay": {"routers": 1, "links": [], "brokers": [[0, 1, 0, 0, 0]]}}, None, "at most length 4"),
+        ({"underlay": {"routers": 1, "links": [], "brokers": [[0]]}}, None, "at least length 2"),
         ({"extra": 1}, None, "unknown field `extra`"),
     ],
 )
@@ -287,6 +330,9 @@ def test_specs_take_seeds_and_files(tmp_path: Path) -> None:
     assert overlay_from("cloud-regions") == cloud_regions()
     assert overlay_from("gcp-regions") == cloud_regions(providers=["gcp"])
     assert len(overlay_from("matchmaker:1")) == 100
+    assert overlay_from("kyra:1:10") == kyra(1, multi_homed=0.1)
+    assert overlay_from("kyra:1:0") == overlay_from("kyra:1") == kyra(1)
+    assert overlay_from("kyra:1:100") == kyra(1, multi_homed=1.0)
     path = write(tmp_path, "mine.txt", "a b\n")
     assert overlay_from(str(path)).brokers == ("a", "b")
 
@@ -300,6 +346,20 @@ def test_specs_take_seeds_and_files(tmp_path: Path) -> None:
         ("ring:x", "'x', not a whole number"),
         ("ring:-3", "not a whole number"),
         ("ring:5:5", "too many numbers"),
+        ("ring:0", "brokers of ring is '0', not a whole number from 1. Write ring:BROKERS"),
+        ("line:0", "not a whole number from 1"),
+        ("star:0", "not a whole number from 1"),
+        ("mesh:0", "not a whole number from 1"),
+        ("random:0:7", "not a whole number from 1"),
+        ("plane:0", "not a whole number from 1"),
+        ("zhao-wu:0", "not a whole number from 1"),
+        ("majumder-i3:5", "even ring"),
+        ("kyra:1:101", "multi_homed_percent of kyra is '101', not a whole number from 0 to 100"),
+        ("kyra:1:-1", "'-1', not a whole number from 0 to 100"),
+        (
+            "kyra:1:ten",
+            "'ten', not a whole number from 0 to 100. Write kyra\\[:SEED\\]\\[:MULTI_HOMED_PERCENT\\]",
+        ),
         ("mesh:99999999", "more than"),
         ("nowhere.json", "No such file"),
         ("null\0.json", "cannot be read"),
@@ -308,6 +368,12 @@ def test_specs_take_seeds_and_files(tmp_path: Path) -> None:
 def test_specs_that_mean_nothing(spec: str, reason: str) -> None:
     with pytest.raises(OverlayError, match=reason):
         overlay_from(spec)
+
+
+def test_a_worked_example_is_told_from_a_plain_ring_by_its_name() -> None:
+    assert overlay_from("majumder-i3").name == "majumder-i3-8"
+    assert overlay_from("majumder-i3:6").name == "majumder-i3-6"
+    assert overlay_from("ring:8").name == "ring-8"
 
 
 def test_an_unknown_spec_lists_every_choice() -> None:

@@ -107,6 +107,16 @@ def test_faults_are_named(
         (lambda: Underlay(2, [(0, 1), (1, 0)], [1.0, 1.0], []), "parallel"),
         (lambda: Underlay(2, [(0, 1)], [-1.0], []), "negative"),
         (lambda: Underlay(2, [(0, 1)], [1.0, 2.0], []), "1 links and 2 latencies"),
+        (lambda: Underlay(2, [(0, 1)], [1.0], [], price=-1.0), "underlay price is negative"),
+        (lambda: Underlay(2, [(0, 1)], [1.0], [], price=[(1.0, math.nan)]), "underlay price is"),
+        (lambda: Underlay(2, [(0, 1)], [1.0], [0], access_price=math.inf), "underlay price is"),
+        (lambda: Underlay(2, [(0, 1)], [1.0], [0], access_price=[(0.0, -1.0)]), "underlay price is"),
+        (lambda: Underlay(2, [(0, 1)], [1.0], [], price=[]), "1 router links and prices of shape"),
+        (
+            lambda: Underlay(2, [(0, 1)], [1.0], [0, 1], access_price=[1.0, 2.0]),
+            r"2 access links and prices of shape \(2,\)",
+        ),
+        (lambda: Underlay(2, [(0, 1)], [1.0], [], price=[(1.0, 2.0)] * 2), r"shape \(2, 2\)"),
         (lambda: triangle().keep(["a", "q"]), "unknown broker 'q'"),
         (lambda: triangle().underlay_path(0), "no underlay"),
     ],
@@ -204,6 +214,61 @@ def test_an_underlay_in_two_parts_says_so() -> None:
     assert below.path(2, 2).tolist() == []
     with pytest.raises(OverlayError, match="no route between broker 0 and broker 2"):
         below.path(0, 2)
+
+
+def priced_underlay() -> Underlay:
+    return Underlay(
+        3,
+        [(0, 1), (2, 1)],
+        [5.0, 7.0],
+        [0, 2, 1],
+        price=[(1.0, 2.0), (3.0, 4.0)],
+        access_price=[(0.1, 0.2), (0.3, 0.4), (0.5, 0.6)],
+    )
+
+
+def test_underlay_prices_are_listed_by_link_id_and_direction() -> None:
+    below = priced_underlay()
+    assert below.link_price.tolist() == [[1, 2], [3, 4], [0.1, 0.2], [0.3, 0.4], [0.5, 0.6]]
+    route = below.path(0, 1)
+    # Broker 0 -> router 0 -> 1 -> 2 -> broker 1: the second router link is crossed against its ends.
+    assert below.link_price[route, [0, 0, 1, 1]].tolist() == [0.1, 1.0, 4.0, 0.4]
+
+
+def test_underlay_prices_are_1_on_router_links_and_0_on_access_links_unless_given() -> None:
+    plain = Underlay(3, [(0, 1), (2, 1)], [5.0, 7.0], [0, 2, 1])
+    assert plain.price.tolist() == [[1, 1]] * 2
+    assert plain.access_price.tolist() == [[0, 0]] * 3
+    flat = Underlay(3, [(0, 1), (2, 1)], [5.0, 7.0], [0, 2, 1], price=0.5, access_price=0.25)
+    assert flat.link_price.tolist() == [[0.5, 0.5]] * 2 + [[0.25, 0.25]] * 3
+    assert Underlay(1, [], [], [], price=[], access_price=[]).link_price.shape == (0, 2)
+    generated = kyra(1, brokers=4).underlay
+    assert generated is not None
+    assert (generated.price == 1).all()
+    assert (generated.access_price == 0).all()
+
+
+def test_underlay_prices_are_part_of_the_value() -> None:
+    below = priced_underlay()
+    again = pickle.loads(pickle.dumps(below))
+    assert again == below == priced_underlay()
+    assert hash(again) == hash(below)
+    parts = (below.routers, below.ends, below.latency_ms, below.attachment)
+    assert Underlay(*parts, access_price=below.access_price) != below
+    assert Underlay(*parts, price=below.price) != below
+    for array in (below.price, below.access_price, again.price, again.access_price):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0.0
+
+
+def test_underlay_prices_are_copied_and_follow_the_brokers_kept() -> None:
+    mine = np.ones((1, 2))
+    below = Underlay(2, [(0, 1)], [1.0], [0], price=mine, access_price=mine)
+    mine[:] = 9.0
+    assert (below.link_price == 1).all()
+    kept = priced_underlay().keep([2, 0])
+    assert kept.price.tolist() == [[1, 2], [3, 4]]
+    assert kept.access_price.tolist() == [[0.5, 0.6], [0.1, 0.2]]
 
 
 def test_a_symmetric_link_costs_the_same_both_ways() -> None:

@@ -22,8 +22,13 @@ from enum import Enum
 from functools import cached_property
 
 from ramify.content.values import EVERY_VALUE, NO_VALUE, Scalar, ValueSet
+from ramify.errors import FilterError
 
 __all__ = ["ABSENT", "ANYTHING", "EVERY_ARRAY", "NOTHING", "Absent", "ArraySet", "Constraint", "Value"]
+
+
+# What may be asked of one array at once: the sets are compared with each other, pair by pair.
+MAX_ARRAY_SETS = 64
 
 
 class Absent(Enum):
@@ -87,7 +92,15 @@ class ArraySet:
 
 
 def _array_set(some: frozenset[ValueSet], none: frozenset[ValueSet]) -> ArraySet | None:
-    """Normalise: one plain exclusion at most, nothing asked that is excluded or implied."""
+    """Normalise: one plain exclusion at most, nothing asked that is excluded or implied.
+
+    Raises FilterError when more is asked of one array than can be compared pair by pair.
+    """
+    if len(some) + len(none) > MAX_ARRAY_SETS:
+        raise FilterError(
+            f"more than {MAX_ARRAY_SETS} things are asked of one array at once",
+            allowed=f"up to {MAX_ARRAY_SETS} words or values under AND: split the filter, or ask for fewer",
+        )
     plain = NO_VALUE
     hard: set[ValueSet] = set()
     for n in none:

@@ -39,7 +39,7 @@ __all__ = [
 
 MAX_BOXES = 1024
 # What one algebra call may spend, in pairs of boxes looked at: about a second, then FilterError.
-_WORK = 300_000
+_WORK = 100_000
 # An intersection or a difference of two boxes costs about as much as looking at this many pairs.
 _PRODUCT = 5
 # Above this many boxes (constraints) not all pairs are compared: absorption is an optimisation, not a duty,

@@ -471,6 +471,9 @@ class _Reader:
 
     def path(self, node: exp.Expr) -> str:
         """The dotted path of a column, however deep."""
+        call = next((part for part in node.walk() if isinstance(part, exp.Func)), None)
+        if call is not None:
+            self.refuse(call)
         path = _dotted(node)
         if isinstance(node, exp.Column) and isinstance(node.this, exp.Star):
             self.fail("* is not an attribute", node)

@@ -360,6 +360,9 @@ def _infer(leaf: Leaf) -> AttributeType | None:
     if not kinds:
         return None
     first = next((kind for kind in map(_kind_of, leaf.in_order()) if kind is not None), None)
+    if first is None and [] in leaf.values:
+        # nothing tells the element type; absent would be wrong, since an empty array is not NULL
+        return AttributeType.STRINGS
     return AttributeType.DOUBLE if first is AttributeType.INT64 and float in kinds else first
 
 
@@ -368,6 +371,8 @@ def _first_typed(leaf: Leaf) -> int:
     if leaf.kinds.isdisjoint({_NONE, list}):
         return leaf.first_row()
     typed = [_kind_of(value) is not None for value in leaf.values]
+    if not any(typed):
+        typed = [value == [] for value in leaf.values]
     return int(leaf.rows[typed].min())
 
 

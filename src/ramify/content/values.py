@@ -24,6 +24,7 @@ from itertools import zip_longest
 from typing import Any
 
 from ramify.content.strings import StringTest
+from ramify.errors import FilterError
 
 __all__ = [
     "EVERY_VALUE",
@@ -59,6 +60,9 @@ Scalar = int | float | str | bool | datetime
 Cuts = tuple[Any, ...]
 # (any of these tests, whether that must hold): the parts of a conjunction
 Literal = tuple[frozenset[StringTest], bool]
+
+# Tests on one set of strings: they are compared with each other, pair by pair.
+MAX_TESTS = 256
 
 _NUMBER_MIN = (-math.inf, 0)
 _STRING_MIN = ""
@@ -159,6 +163,8 @@ class ValueSet:
             )
         if isinstance(value, datetime):
             return cut_contains(self.times, microseconds(value))
+        if value != value:  # NaN lies above every number, as in Spark; events hold none, batches may
+            return len(self.numbers) % 2 == 1
         return cut_contains(self.numbers, (value, 0))
 
     @cached_property
@@ -178,7 +184,7 @@ class ValueSet:
             cut_and(self.strings, other.strings),
             cut_and(self.booleans, other.booleans),
             cut_and(self.times, other.times),
-            self.tests | other.tests,
+            _all_of(self.tests, other.tests),
         )
 
     def union(self, other: "ValueSet") -> "ValueSet | None":
@@ -324,6 +330,7 @@ def where_tests(
     """Strings (of `within`) for which any of the tests holds, or none of them."""
     strings = EVERY_VALUE.strings if within is None else within.strings
     asked = set(tests)
+    _check_tests(len(asked))
     needed = frozenset(t for t in asked if not any(t != other and t.implies(other) for other in asked))
     return _normal((), strings, (), (), frozenset([(needed, wanted)]))
 
@@ -403,11 +410,28 @@ def _normal(numbers: Cuts, strings: Cuts, bools: Cuts, times: Cuts, tests: froze
             tests = frozenset()
         elif any((t, not wanted) in tests for t, wanted in tests):
             strings = ()
-        elif len(tests) > 1:
-            tests = frozenset(t for t in tests if not _implied(tests - {t}, t))
     if not strings:
         tests = frozenset()
     return ValueSet(numbers, strings, bools, times, tests)
+
+
+def _all_of(one: frozenset[Literal], other: frozenset[Literal]) -> frozenset[Literal]:
+    """Both conjunctions together, without what the rest makes certain; each is free of that already."""
+    if not one or not other:
+        return one or other
+    _check_tests(sum(len(group) for group, _ in one | other))
+    left = frozenset(t for t in one if not _implied(other, t))
+    return left | frozenset(t for t in other if not _implied(left, t))
+
+
+def _check_tests(count: int) -> None:
+    """Refuse more tests than can be compared with each other, pair by pair."""
+    if count > MAX_TESTS:
+        raise FilterError(
+            f"one attribute is put to more than {MAX_TESTS} string tests at once",
+            allowed=f"up to {MAX_TESTS} wildcards, suffixes, case-less comparisons and CIDR blocks on one "
+            "attribute: split the filter into several subscriptions",
+        )
 
 
 def _implied(known: frozenset[Literal], asked: Literal) -> bool:

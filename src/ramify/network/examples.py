@@ -70,7 +70,8 @@ def majumder_i3(brokers: int = 8) -> MajumderExample:
         "s1": tuple(f"v{i}" for i in range(1, half + 1)),
         "s2": tuple(f"v{i}" for i in range(half, brokers)),
     }
-    return MajumderExample(ring(brokers), "v0", wants, {"one_tree": 3 * half - 1, "two_trees": brokers})
+    overlay = ring(brokers, name=f"majumder-i3-{brokers}")
+    return MajumderExample(overlay, "v0", wants, {"one_tree": 3 * half - 1, "two_trees": brokers})
 
 
 def kyra_figure_4() -> KyraExample:

@@ -381,10 +381,25 @@ class _JsonLink(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, 
     latency_ms: float | None = None
 
 
+class _RouterLink(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    a: int
+    b: int
+    latency_ms: float
+    price_per_gb: float = 1.0
+    back_price_per_gb: float | None = None
+
+
+class _Attachment(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    router: int
+    latency_ms: float
+    price_per_gb: float = 0.0
+    back_price_per_gb: float | None = None
+
+
 class _Routers(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     routers: int
-    links: list[tuple[int, int, float]]
-    brokers: list[tuple[int, float]]
+    links: list[_RouterLink]
+    brokers: list[_Attachment]
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True):
@@ -396,16 +411,6 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, 
 
 
 def _document(overlay: Overlay) -> _Document:
-    below = overlay.underlay
-    routers = (
-        None
-        if below is None
-        else _Routers(
-            below.routers,
-            [(a, b, ms) for (a, b), ms in zip(below.ends.tolist(), below.latency_ms.tolist(), strict=True)],
-            list(zip(below.attachment.tolist(), below.access_latency_ms.tolist(), strict=True)),
-        )
-    )
     return _Document(
         SCHEMA,
         overlay.name,
@@ -414,7 +419,22 @@ def _document(overlay: Overlay) -> _Document:
             for name, site in zip(overlay.brokers, overlay.sites, strict=True)
         ],
         [_JsonLink(k.a, k.b, k.price_per_gb, k.back_price_per_gb, k.latency_ms) for k in overlay.links],
-        routers,
+        None if overlay.underlay is None else _routers(overlay.underlay),
+    )
+
+
+def _routers(below: Underlay) -> _Routers:
+    links = zip(below.ends.tolist(), below.latency_ms.tolist(), below.price.tolist(), strict=True)
+    access = zip(
+        below.attachment.tolist(),
+        below.access_latency_ms.tolist(),
+        below.access_price.tolist(),
+        strict=True,
+    )
+    return _Routers(
+        below.routers,
+        [_RouterLink(a, b, ms, there, back) for (a, b), ms, (there, back) in links],
+        [_Attachment(router, ms, there, back) for router, ms, (there, back) in access],
     )
 
 
@@ -461,21 +481,28 @@ def _underlay(routers: _Routers | None, text: str) -> Underlay | None:
     limit = MAX_ROUTERS
     numbers = [
         routers.routers,
-        *(end for link in routers.links for end in link[:2]),
-        *(r for r, _ in routers.brokers),
+        *(end for link in routers.links for end in (link.a, link.b)),
+        *(broker.router for broker in routers.brokers),
     ]
     try:
         if not all(0 <= number < limit for number in numbers):
             raise OverlayError(f"a router number is outside 0..{limit - 1}. Use router numbers.")
         return Underlay(
             routers.routers,
-            [link[:2] for link in routers.links],
-            [link[2] for link in routers.links],
-            [router for router, _ in routers.brokers],
-            [ms for _, ms in routers.brokers],
+            [(link.a, link.b) for link in routers.links],
+            [link.latency_ms for link in routers.links],
+            [broker.router for broker in routers.brokers],
+            [broker.latency_ms for broker in routers.brokers],
+            price=[_both_ways(link) for link in routers.links],
+            access_price=[_both_ways(broker) for broker in routers.brokers],
         )
     except OverlayError as error:
         raise OverlayError(error.reason, line=_line_of(text, "$.underlay")) from error
+
+
+def _both_ways(row: _RouterLink | _Attachment) -> tuple[float, float]:
+    back = row.back_price_per_gb
+    return row.price_per_gb, row.price_per_gb if back is None else back
 
 
 def _line_of(text: str, pointer: str) -> int | None:

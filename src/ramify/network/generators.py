@@ -32,15 +32,14 @@ MAX_LINKS = 5_000_000
 Seed = int | np.random.Generator
 
 
-def ring(brokers: int) -> Overlay:
+def ring(brokers: int, *, name: str | None = None) -> Overlay:
     """`brokers` nodes v0, v1, ... in a circle (two nodes: one link)."""
     _require(brokers, least=0)
+    name = name or f"ring-{brokers}"
     if brokers < 3:
-        return line(brokers, name=f"ring-{brokers}")
+        return line(brokers, name=name)
     here = np.arange(brokers)
-    return Overlay.from_arrays(
-        f"ring-{brokers}", _names(brokers), np.column_stack((here, (here + 1) % brokers))
-    )
+    return Overlay.from_arrays(name, _names(brokers), np.column_stack((here, (here + 1) % brokers)))
 
 
 def line(brokers: int, *, name: str | None = None) -> Overlay:

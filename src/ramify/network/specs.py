@@ -51,13 +51,22 @@ SPECS: dict[str, Spec] = {
     "matchmaker": Spec("Ge et al. 4.1", {"seed": 0}, transit_stub.matchmaker),
     "semcast": Spec("SemCast 5", {"brokers": 600, "seed": 0}, transit_stub.semcast),
     "zhao-wu": Spec("Zhao and Wu VI", {"brokers": 100, "seed": 0}, transit_stub.zhao_wu),
-    "kyra": Spec("Cao and Singh V, with its underlay", {"seed": 0}, transit_stub.kyra),
+    "kyra": Spec(
+        "Cao and Singh V, with its underlay",
+        {"seed": 0, "multi_homed_percent": 0},
+        lambda seed, percent: transit_stub.kyra(seed, multi_homed=percent / 100),
+    ),
     "majumder-i2": Spec(
         "Example I.2", {"subscribers": 5, "x": 10}, lambda n, x: examples.majumder_i2(n, x).overlay
     ),
     "majumder-i3": Spec("Example I.3", {"brokers": 8}, lambda n: examples.majumder_i3(n).overlay),
     "kyra-figure-4": Spec("Figure 4", {}, lambda: examples.kyra_figure_4().overlay),
 }
+
+# What a number may be, by its name. The generators also make overlays of no brokers, for callers whose
+# count is computed; in a text, 0 is a slip of the hand.
+RANGES: dict[str, range] = {"brokers": range(1, 10**18), "multi_homed_percent": range(101)}
+ANY = range(10**18)
 
 
 def overlay_from(spec: str) -> Overlay:
@@ -71,7 +80,7 @@ def overlay_from(spec: str) -> Overlay:
         return known.make(*_arguments(name, known, given))
     if Path(spec).suffix.lower() in SUFFIXES or Path(spec).is_file():
         return read_overlay(spec)
-    choices = "\n".join(f"  {entry.usage(key):32} {entry.about}" for key, entry in SPECS.items())
+    choices = "\n".join(f"  {entry.usage(key):34} {entry.about}" for key, entry in SPECS.items())
     raise OverlayError(
         f"unknown overlay {spec[:100]!r}. Give a file ({', '.join(SUFFIXES)}) or one of:\n{choices}"
     )
@@ -86,10 +95,17 @@ def _arguments(name: str, spec: Spec, given: list[str]) -> list[int]:
             if default is None:
                 raise OverlayError(f"{name} needs {key}. Write {spec.usage(name)}.")
             values.append(default)
-        elif given[at].isascii() and given[at].isdigit() and len(given[at]) <= 18:
-            values.append(int(given[at]))
         else:
-            raise OverlayError(
-                f"{key} of {name} is {given[at][:40]!r}, not a whole number. Write {spec.usage(name)}."
-            )
+            values.append(_whole_number(name, spec, key, given[at]))
     return values
+
+
+def _whole_number(name: str, spec: Spec, key: str, text: str) -> int:
+    allowed = RANGES.get(key, ANY)
+    # Length first: int() of a very long text is slow, or refused by Python.
+    if text.isascii() and text.isdigit() and len(text) <= 18 and int(text) in allowed:
+        return int(text)
+    limits = f"from {allowed.start}" + (f" to {allowed[-1]}" if allowed.stop < ANY.stop else "")
+    raise OverlayError(
+        f"{key} of {name} is {text[:40]!r}, not a whole number {limits}. Write {spec.usage(name)}."
+    )

@@ -1,12 +1,13 @@
 """The underlay: the routers below an overlay, and the routes that its links take through them.
 
-Owns the router graph, where brokers are attached, and shortest routes by latency. Link stress and
-resource usage are counted on its links by whoever prices a plan.
+Owns the router graph, a price per direction on its links, where brokers are attached, and shortest routes
+by latency. Link stress and resource usage are counted on its links by whoever prices a plan.
 
 A broker hangs on its router by an access link. Underlay links are numbered: first the router links in
 order, then one access link per broker, so broker `i` has the access link `len(ends) + i`.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,12 @@ class Underlay:
     latency_ms          float64[k], of the router links
     attachment          int32[n], the router of each broker
     access_latency_ms   float64[n], of the access links
+    price               float64[k, 2], of the router links, per 10^9 bytes: column 0 is from `ends[:, 0]` to
+                        `ends[:, 1]`, column 1 the other way. Default 1.
+    access_price        float64[n, 2], of the access links: column 0 is broker to router, column 1 router to
+                        broker. Default 0: a broker pays for the network, not for its own cable.
+
+    A single number for a price counts for every link, both ways.
     """
 
     routers: int
@@ -35,6 +42,8 @@ class Underlay:
     latency_ms: npt.NDArray[np.float64]
     attachment: npt.NDArray[np.int32]
     access_latency_ms: npt.NDArray[np.float64]
+    price: npt.NDArray[np.float64]
+    access_price: npt.NDArray[np.float64]
 
     def __init__(
         self,
@@ -43,6 +52,9 @@ class Underlay:
         latency_ms: npt.ArrayLike,
         attachment: npt.ArrayLike,
         access_latency_ms: npt.ArrayLike = 1.0,
+        *,
+        price: npt.ArrayLike = 1.0,
+        access_price: npt.ArrayLike = 0.0,
     ) -> None:
         self.routers = routers
         self.ends = np.array(ends, dtype=np.int32).reshape(-1, 2)
@@ -50,7 +62,9 @@ class Underlay:
         self.attachment = np.array(attachment, dtype=np.int32)
         access = np.broadcast_to(np.asarray(access_latency_ms, dtype=np.float64), self.attachment.shape)
         self.access_latency_ms = access.copy()
-        for array in (self.ends, self.latency_ms, self.attachment, self.access_latency_ms):
+        self.price = _prices(price, len(self.ends), "router")
+        self.access_price = _prices(access_price, len(self.attachment), "access")
+        for array in self._parts():
             array.setflags(write=False)
         self._adjacency: Adjacency | None = None
         # One row per router that was asked for: distance and the link taken last. Grows with use.
@@ -72,7 +86,8 @@ class Underlay:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without the cached routes: they are quicker to find again than to ship.
-        return (Underlay, (self.routers, *self._parts()))
+        *positional, price, access_price = self._parts()
+        return (partial(Underlay, price=price, access_price=access_price), (self.routers, *positional))
 
     @property
     def link_count(self) -> int:
@@ -83,6 +98,11 @@ class Underlay:
     def link_latency_ms(self) -> npt.NDArray[np.float64]:
         """The latency of every underlay link by id, access links included."""
         return np.concatenate((self.latency_ms, self.access_latency_ms))
+
+    @property
+    def link_price(self) -> npt.NDArray[np.float64]:
+        """float64[link_count, 2]: the price of every underlay link by id and direction, access included."""
+        return np.concatenate((self.price, self.access_price))
 
     def latency_between(self, a: int, b: int) -> float:
         """Milliseconds from broker `a` to broker `b`; inf when no route exists, 0 to itself."""
@@ -132,11 +152,26 @@ class Underlay:
     def keep(self, brokers: npt.ArrayLike) -> "Underlay":
         """The same routers with only these brokers attached, renumbered in the order given."""
         kept = np.asarray(brokers, dtype=np.int64)
-        attachment, access = self.attachment[kept], self.access_latency_ms[kept]
-        return Underlay(self.routers, self.ends, self.latency_ms, attachment, access)
+        return Underlay(
+            self.routers,
+            self.ends,
+            self.latency_ms,
+            self.attachment[kept],
+            self.access_latency_ms[kept],
+            price=self.price,
+            access_price=self.access_price[kept],
+        )
 
     def _parts(self) -> tuple[npt.NDArray[Any], ...]:
-        return (self.ends, self.latency_ms, self.attachment, self.access_latency_ms)
+        """Every array, in the order of the constructor."""
+        return (
+            self.ends,
+            self.latency_ms,
+            self.attachment,
+            self.access_latency_ms,
+            self.price,
+            self.access_price,
+        )
 
     def _tree(self, router: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32]]:
         if router not in self._trees:
@@ -188,3 +223,26 @@ class Underlay:
                 raise OverlayError(
                     "an underlay latency is negative or not a finite number. Use 0 or more ms."
                 )
+        for price in (self.price, self.access_price):
+            if not (np.isfinite(price) & (price >= 0)).all():
+                raise OverlayError(
+                    "an underlay price is negative or not a finite number. Use 0 or more per GB."
+                )
+
+
+def _prices(price: npt.ArrayLike, links: int, what: str) -> npt.NDArray[np.float64]:
+    """A copy in one row per link; a single number fills it.
+
+    Not `np.broadcast_to`: of two links, a pair of numbers could be a price per link or one per direction.
+    """
+    given = np.array(price, dtype=np.float64)
+    if given.ndim == 0:
+        return np.full((links, 2), given)
+    if given.shape == (0,):
+        given = given.reshape(0, 2)
+    if given.shape != (links, 2):
+        raise OverlayError(
+            f"underlay: {links} {what} links and prices of shape {given.shape}. "
+            "Give one number, or a row per link with a price for each direction."
+        )
+    return given
