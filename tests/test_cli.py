@@ -143,3 +143,33 @@ def test_list_names_everything_that_can_be_made() -> None:
 
 def test_version() -> None:
     assert run("--version")[0] == 0
+
+
+def test_text_that_looks_like_markup_is_shown_as_it_is(tmp_path: Path) -> None:
+    subscriptions = tmp_path / "subs.jsonl"
+    row = {"id": "[/red]x", "client": "c", "broker": "[bold]b", "sql": "type = '[/]'"}
+    subscriptions.write_text(json.dumps(row) + "\n")
+    code, out, _ = run(
+        "match", "--events", str(EXAMPLES / "events.ndjson"), "--subscriptions", str(subscriptions)
+    )
+    assert code == 1, "one event of the example is bad"
+    assert "[/red]x" in out
+    assert "[bold]b" in out
+
+
+def test_filters_are_checked_against_the_types_of_the_log(tmp_path: Path) -> None:
+    subscriptions = tmp_path / "subs.jsonl"
+    subscriptions.write_text('{"id": "s", "client": "c", "broker": "b", "sql": "type = 5"}\n')
+    code, _, err = run(
+        "match", "--events", str(EXAMPLES / "events.ndjson"), "--subscriptions", str(subscriptions)
+    )
+    assert code == 1
+    assert "type is string in the schema" in err
+
+
+def test_an_overlay_with_an_underlay_shows_its_routers() -> None:
+    code, out, _ = run("overlay", "kyra:1:10", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert (found["brokers"], found["routers"]) == (500, 2500)
+    assert abs(found["router_links"] - 8938) < 100

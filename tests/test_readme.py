@@ -40,3 +40,7 @@ def test_the_links_lead_somewhere() -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)", README)
     assert len(links) > 5
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_no_placeholder_is_left() -> None:
+    assert not re.findall(r"\b[A-Z]+_[A-Z_]+\b", re.sub(r"```.*?```", "", README, flags=re.DOTALL))

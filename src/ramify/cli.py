@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, ParamSpec
 
@@ -19,9 +20,10 @@ import pyarrow as pa
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ramify import __version__
-from ramify.content.events import Decoded, Event, Rejected, batch_to_events
+from ramify.content.events import Decoded, Event, EventSchema, Rejected, batch_to_events
 from ramify.content.expressions import explain
 from ramify.content.filters import Filter
 from ramify.content.flatten import FieldMapping, TimeUnit, decode_records
@@ -144,8 +146,8 @@ def match(
         time=time_field,
         time_unit=time_unit,
     )
-    listed = read_subscriptions(subscriptions)
     tally = _Tally(read_events(events, mapping=mapping))
+    listed = read_subscriptions(subscriptions, tally.schema)
     counts = _count_matches(listed.filters, tally.batches())
     if as_json:
         _print_json(counts, listed, tally)
@@ -194,10 +196,12 @@ def overlay(
         "diameter (hops)": found.diameter_hops,
         "mean hops": round(found.mean_hops, 2),
     }
+    if graph.underlay is not None:
+        rows |= {"routers": graph.underlay.routers, "router links": len(graph.underlay.ends)}
     if as_json:
         print(json.dumps({"name": graph.name, **{k.replace(" ", "_"): v for k, v in rows.items()}}))
         return
-    table = Table("figure", "value", title=graph.name)
+    table = Table("figure", "value", title=Text(graph.name))
     for name, value in rows.items():
         table.add_row(name, str(value))
     _out.print(table)
@@ -212,7 +216,7 @@ def workload(
 ) -> None:
     """Generate a built-in workload and show its realised averages beside the paper's."""
     made = workload_from(spec, overlay_from(on), seed)
-    table = Table("figure", "realised", "paper or asked", title=f"{made.name} on {on}, seed {seed}")
+    table = Table("figure", "realised", "paper or asked", title=Text(f"{made.name} on {on}, seed {seed}"))
     for name, value in made.report.items():
         if name.endswith(("_paper", "_asked")):
             continue
@@ -236,22 +240,26 @@ def list_() -> None:
 
 
 class _Tally:
-    """Passes batches on and counts what was good and what was not."""
+    """Passes batches on and counts what was good and what was not.
+
+    `schema` is that of the first batch, which is looked at right away: filters are checked against it.
+    """
 
     def __init__(self, decoded: Iterator[Decoded]) -> None:
-        self._decoded = decoded
+        first = next(decoded)
+        self.schema = dict(EventSchema.of_batch(first.batch).attributes)
+        self._decoded = chain([first], decoded)
         self.good = 0
         self.rejected_count = 0
         self.rejected: list[Rejected] = []
-        self.unaddressable: dict[str, int] = {}
+        self.unaddressable: Counter[str] = Counter()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         for part in self._decoded:
             self.good += part.batch.num_rows
             self.rejected_count += len(part.rejected)
             self.rejected += part.rejected[: _REJECTED_SHOWN - len(self.rejected)]
-            for path, count in part.unaddressable.items():
-                self.unaddressable[path] = self.unaddressable.get(path, 0) + count
+            self.unaddressable.update(part.unaddressable)
             yield part.batch
 
 
@@ -300,7 +308,7 @@ def _match_table(subscriptions: Sequence[Subscription], counts: Any, rows: int) 
     for k in np.argsort(-counts[: len(subscriptions)], kind="stable")[:shown]:
         s = subscriptions[k]
         share = f"{100 * counts[k] / rows:.1f} %" if rows else "-"
-        table.add_row(s.id, s.broker, _plain(s.text), f"{counts[k]:,}", share)
+        table.add_row(Text(s.id), Text(s.broker), Text(s.text), f"{counts[k]:,}", share)
     return table
 
 
@@ -370,11 +378,6 @@ def _one_event(text: str) -> Event:
 
 def _fail(error: RamifyError) -> NoReturn:
     raise error
-
-
-def _plain(text: str) -> str:
-    """Keep rich from reading brackets as markup."""
-    return text.replace("[", r"\[")
 
 
 def _say(text: str) -> None:

@@ -3,6 +3,7 @@
 import doctest
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -247,3 +248,19 @@ def test_the_guide_tells_the_truth() -> None:
     found = doctest.testfile(str(guide), module_relative=False, encoding="utf-8")
     assert found.attempted > 20
     assert found.failed == 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: parse_sql(" AND ".join(f"s LIKE '%q{i}%'" for i in range(600))),
+        lambda: parse_pattern({"a": [{"wildcard": f"*s{i}*"} for i in range(2500)]}),
+        lambda: parse_keywords([[f"a{i}" for i in range(500)]]),
+        lambda: ~~parse_keywords([[f"a{i}", f"b{i}"] for i in range(12)]),
+    ],
+    ids=["tests under AND", "tests of one field", "words under AND", "complements of arrays"],
+)
+def test_one_box_cannot_grow_without_bound_either(make: Any) -> None:
+    # without the bound these take from half a minute to forever
+    with pytest.raises(FilterError, match=r"more than \d+ (string tests|things)"):
+        make()

@@ -3,11 +3,13 @@
 import ipaddress
 import threading
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from batches import TIMESTAMP, batch_of
 from hypothesis import given, settings
@@ -22,7 +24,7 @@ from ramify.content.keywords import parse_keywords
 from ramify.content.matcher import Matcher
 from ramify.content.pattern import parse_pattern
 from ramify.content.sql import parse_sql
-from ramify.errors import InputError
+from ramify.errors import InputError, SchemaError
 
 Row = dict[str, Any]
 
@@ -305,9 +307,66 @@ def test_elements_of_null_lists_are_not_seen() -> None:
     assert found(Matcher([parse_keywords(["a"], "tags")]), pa.record_batch({"tags": tags})) == [[], [0]]
 
 
-def test_columns_that_filters_cannot_hold_count_as_absent() -> None:
-    batch = pa.record_batch({"x": pa.array([b"a"], pa.binary()), "y": pa.array([{"z": 1}])})
-    assert found(Matcher([parse_sql("x IS NULL AND y IS NULL"), parse_sql("x = 'a'")]), batch) == [[0]]
+@pytest.mark.parametrize("column", [pa.array([b"a"], pa.binary()), pa.array([{"z": 1}]), pa.array([[[1]]])])
+def test_a_column_that_no_filter_can_look_at_is_an_error_when_asked_for(column: Any) -> None:
+    batch = pa.record_batch({"x": column, "y": [1]})
+    assert found(Matcher([parse_sql("y = 1")]), batch) == [[0]]
+    with pytest.raises(SchemaError, match="column x"):
+        Matcher([parse_sql("x IS NULL")]).match(batch)
+
+
+def test_a_column_of_nulls_is_absent() -> None:
+    assert found(
+        Matcher([parse_sql("x IS NULL"), parse_sql("x = 1")]), pa.record_batch({"x": pa.nulls(1)})
+    ) == [[0]]
+
+
+ODD_COLUMNS = [
+    (pa.array([1, None, 3], pa.uint64()), [1, None, 3], "x = {}"),
+    (pa.array([2**63 + 2048, None, 3], pa.uint64()), [float(2**63 + 2048), None, 3.0], "x = {}"),
+    (pa.array([1.5, None, 3.0], pa.float32()), [1.5, None, 3.0], "x = {}"),
+    (pa.array([Decimal("1.50"), None, Decimal("-2.25")]), [1.5, None, -2.25], "x = {}"),
+    (
+        pa.array([date(2026, 1, 2), None, date(1969, 1, 2)]),
+        ["2026-01-02", None, "1969-01-02"],
+        "x = TIMESTAMP '{}'",
+    ),
+    (pa.array(["a", None, "b"], pa.string_view()), ["a", None, "b"], "x = '{}'"),
+    (pc.run_end_encode(pa.array(["a", None, "b"])), ["a", None, "b"], "x = '{}'"),
+    (
+        pa.array([["a"], None, ["b"]], pa.list_view(pa.string())),
+        ["a", None, "b"],
+        "array_contains(x, '{}')",
+    ),
+    (pa.array([["a"], None, ["b"]], pa.list_(pa.string(), 1)), ["a", None, "b"], "array_contains(x, '{}')"),
+    (
+        pa.array([["a"], None, ["b"]], pa.list_(pa.dictionary(pa.int8(), pa.string()))),
+        ["a", None, "b"],
+        "array_contains(x, '{}')",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "text"), ODD_COLUMNS, ids=[str(c.type) for c, _, _ in ODD_COLUMNS]
+)
+def test_every_arrow_spelling_of_a_type_is_read(column: Any, values: list[Any], text: str) -> None:
+    asked = [parse_sql(text.format(values[0])), parse_sql("x IS NULL"), parse_sql(text.format(values[2]))]
+    assert found(Matcher(asked), pa.record_batch({"x": column})) == [[0], [1], [2]]
+
+
+def test_null_elements_are_no_elements() -> None:
+    asked = [parse_pattern({"x": [{"exists": True}]}), parse_keywords(["b"], "x")]
+    column = pa.array([[None], ["a", None, "b"], [None, "c"], []], pa.list_(pa.string()))
+    assert found(Matcher(asked), pa.record_batch({"x": column})) == [[], [0, 1], [0], []]
+
+
+def test_nan_lies_above_every_number_as_in_spark() -> None:
+    asked = [parse_sql(t) for t in ("x > 5", "x < 5", "x <> 5", "x = 5", "x BETWEEN 0 AND 9", "x IS NULL")]
+    asked.append(parse_pattern({"x": [{"exists": True}]}))
+    events = [{"x": float("nan")}, {"x": -float("nan")}, {"x": 7.0}]
+    assert found(Matcher(asked), batch_of(events)) == expected(dict(enumerate(asked)), events)
+    assert expected(dict(enumerate(asked)), events)[0] == [0, 2, 6]
 
 
 def test_threads_give_the_same_matches() -> None:

@@ -308,7 +308,7 @@ def test_ids_may_repeat() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [[True], [{"x": 1}], [[1]], ["a", 1], [1, None], [None], [], [{}], ["a", True]]
+    "value", [[True], [{"x": 1}], [[1]], ["a", 1], [1, None], [None], [{}], ["a", True]]
 )
 def test_arrays_of_no_one_type_stay_in_the_body(value: object) -> None:
     decoded = one({"id": "e", "a": value})
@@ -850,3 +850,14 @@ def test_parquet_ids_can_be_made_from_rows() -> None:
         "record:1",
         "record:2",
     ]
+
+
+def test_an_empty_array_is_an_array_whatever_its_neighbours_hold() -> None:
+    alone = decode_records([b'{"id": "1", "a": []}'])
+    beside = decode_records([b'{"id": "1", "a": []}', b'{"id": "2", "a": ["x"]}'])
+    for decoded in (alone, beside):
+        assert decoded.batch.schema.field("a").type == A.STRINGS.arrow
+        assert decoded.batch.column("a")[0].as_py() == []
+    numbers = decode_records([b'{"id": "1", "a": []}', b'{"id": "2", "a": [1]}'])
+    assert numbers.batch.schema.field("a").type == A.NUMBERS.arrow
+    assert numbers.rejected == []

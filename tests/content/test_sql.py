@@ -419,3 +419,9 @@ def test_a_value_of_another_kind_makes_a_comparison_null() -> None:
 def test_comments_and_operators_of_spark_are_read() -> None:
     same = ["x = 5", "x == 5", "x /* the answer */ = 5 -- almost", "NOT x <> 5", "! (x != 5)"]
     assert len({parse_sql(text).key for text in same}) == 1
+
+
+@pytest.mark.parametrize("text", ["x.upper('a') = 'b'", "s.lower() LIKE 'a%'", "x.y()", "a.count(*) > 1"])
+def test_a_call_behind_a_dot_is_a_function_too(text: str) -> None:
+    with pytest.raises(FilterError, match="function"):
+        parse_sql(text)

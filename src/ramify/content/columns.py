@@ -1,8 +1,9 @@
 """An Arrow batch as the flat arrays that the matcher's kernels read.
 
 Only the columns that some filter looks at are touched, and no row is visited in Python. Fixed-width
-columns are viewed or cast, strings are copied once as offsets and bytes. An attribute of a type that
-filters cannot hold (a struct, binary) counts as absent; `events.py` keeps such columns out of batches.
+columns are viewed or cast, strings are copied once as offsets and bytes. Any Arrow spelling of a type will
+do (dictionaries, views, dates, decimals); a column that no filter could look at, such as a struct, is a
+SchemaError when some filter asks for it.
 """
 
 from collections.abc import Sequence
@@ -13,8 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ramify.content.events import NULLS
+from ramify.content.events import NULLS, AttributeType
 from ramify.content.kernels import ABSENT_TYPE, BOOL, FLOAT, INT, STRING, TIME, Columns
+from ramify.errors import SchemaError
 
 __all__ = ["WHOLE_MOST", "bind_columns", "ordered", "whole_numbers"]
 
@@ -29,7 +31,7 @@ def bind_columns(batch: pa.RecordBatch, paths: Sequence[str]) -> Columns:
     for c, path in enumerate(paths):
         k = names.get(path)
         if k is not None:
-            layout.add(c, batch.column(k))
+            layout.add(c, path, batch.column(k))
     if NULLS in names:
         layout.mark_nulls(batch.column(names[NULLS]), paths)
     return layout.columns()
@@ -55,25 +57,24 @@ class _Layout:
         self.text: list[NDArray[Any]] = []
         self.text_size = 0
 
-    def add(self, c: int, column: Any) -> None:
-        if isinstance(column, pa.ChunkedArray):
-            column = column.combine_chunks()
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
+    def add(self, c: int, path: str, column: Any) -> None:
+        """Lay out one attribute; an all-null column of no type is absent everywhere."""
+        column = _plain(column)
+        if pa.types.is_null(column.type):
+            return
         values = column
-        if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-            # a null list may own elements in its buffer; filling keeps offsets and values in step
-            offsets = np.asarray(column.offsets).astype(np.int64)
-            values = column.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
-            if _kind_of(values.type) == ABSENT_TYPE:
-                return
+        if _is_list(column.type):
+            offsets, values = _elements(column)
             self.is_list[c] = True
             self.list_base[c] = self.lists_size
-            self.lists.append(offsets - offsets[0])
+            self.lists.append(offsets)
             self.lists_size += len(offsets)
         kind = _kind_of(values.type)
         if kind == ABSENT_TYPE:
-            return
+            raise SchemaError(
+                f"column {path} holds {column.type}, which no filter can look at: give it one of the types "
+                f"{', '.join(AttributeType)}, or rename it"
+            )
         self.kind[c] = kind
         self.state[c] = np.asarray(column.is_valid()).astype(np.uint8)
         self.base[c] = self.put_values(kind, values)
@@ -81,17 +82,21 @@ class _Layout:
     def put_values(self, kind: int, values: Any) -> int:
         if kind == STRING:
             return self.put_strings(values)
+        if kind == TIME:
+            values = values.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+        elif kind == FLOAT:
+            values = values.cast(pa.float64())
+        else:
+            values = values.cast(pa.int64())
         if values.null_count:
-            values = pc.fill_null(
-                values, False if kind == BOOL else 0 if kind != TIME else pa.scalar(0, values.type)
-            )
+            values = pc.fill_null(values, 0)
         if kind == FLOAT:
-            floats = np.asarray(values.cast(pa.float64())) + 0.0  # -0.0 becomes 0.0
+            # one zero, and one NaN, which lies above every number as in Spark
+            floats = np.asarray(values) + 0.0
+            floats[np.isnan(floats)] = np.nan
             bits = ordered(floats)
             return self.put(bits, bits, whole_numbers(floats))
-        if kind == TIME:
-            values = values.cast(pa.timestamp("us", tz=values.type.tz), safe=False)
-        ints = np.asarray(values.cast(pa.int64()))
+        ints = np.asarray(values)
         return self.put(ints, ordered(ints.astype(np.float64)) if kind == INT else ints, ints)
 
     def put_strings(self, values: Any) -> int:
@@ -165,13 +170,49 @@ def _flat(parts: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
     return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(1, dtype)
 
 
+def _plain(column: Any) -> Any:
+    """A column without chunks and without encodings that only save space."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    dtype = column.type
+    if pa.types.is_dictionary(dtype):
+        return _plain(column.cast(dtype.value_type))
+    if pa.types.is_run_end_encoded(dtype):
+        return _plain(pc.call_function("run_end_decode", [column]))
+    if pa.types.is_string_view(dtype):
+        return column.cast(pa.large_string())
+    if pa.types.is_uint64(dtype):
+        # what does not fit int64 is compared as a double
+        fits = pc.all(pc.less_equal(column, pa.scalar(2**63 - 1, pa.uint64()))).as_py()
+        return column.cast(pa.int64() if fits in (True, None) else pa.float64(), safe=False)
+    return column
+
+
+def _elements(column: Any) -> tuple[NDArray[np.int64], Any]:
+    """Offsets from 0 and the elements of a list column. Null elements are no elements."""
+    # flatten leaves out what null lists own in the buffer
+    lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0)).astype(np.int64)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    values = _plain(column.flatten())
+    if values.null_count:
+        before = np.concatenate([[0], np.cumsum(np.asarray(values.is_valid()))])
+        offsets, values = before[offsets].astype(np.int64), values.drop_null()
+    return offsets, values
+
+
+def _is_list(dtype: pa.DataType) -> bool:
+    t = pa.types
+    kinds = (t.is_list, t.is_large_list, t.is_fixed_size_list, t.is_list_view, t.is_large_list_view)
+    return any(is_kind(dtype) for is_kind in kinds)
+
+
 def _kind_of(dtype: pa.DataType) -> int:
     if pa.types.is_string(dtype) or pa.types.is_large_string(dtype):
         return STRING
     if pa.types.is_boolean(dtype):
         return BOOL
-    if pa.types.is_signed_integer(dtype) or (pa.types.is_integer(dtype) and dtype.bit_width < 64):
+    if pa.types.is_integer(dtype):
         return INT
-    if pa.types.is_floating(dtype):
+    if pa.types.is_floating(dtype) or pa.types.is_decimal(dtype):
         return FLOAT
-    return TIME if pa.types.is_timestamp(dtype) else ABSENT_TYPE
+    return TIME if pa.types.is_timestamp(dtype) or pa.types.is_date(dtype) else ABSENT_TYPE

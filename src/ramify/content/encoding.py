@@ -136,7 +136,7 @@ def _number_features(cuts: Cuts, is_time: bool, access: Access) -> bool:
         low, high = cuts[0], INT_MAX if len(cuts) % 2 else cuts[-1]
     else:
         low = order_of(float(cuts[0][0]))
-        high = order_of(math.inf if len(cuts) % 2 else float(cuts[-1][0]))
+        high = INT_MAX if len(cuts) % 2 else order_of(float(cuts[-1][0]))
     level = max(0, (high - low).bit_length() - _INTERVAL_BITS)
     level += -level % _LEVEL_STEP
     first, last = low >> level, high >> level
@@ -371,7 +371,8 @@ def _number_bounds(low: Any, high: Any) -> list[int]:
         ihi = math.floor(high[0]) if high[1] else math.ceil(high[0]) - 1
     if ilo > INT_MAX or ihi < INT_MIN:
         ilo, ihi = 1, 0
-    return [order_of(flo), order_of(fhi), max(ilo, INT_MIN), min(ihi, INT_MAX)]
+    # without an upper end NaN is inside: it lies above every number
+    return [order_of(flo), INT_MAX if high is None else order_of(fhi), max(ilo, INT_MIN), min(ihi, INT_MAX)]
 
 
 def _double_at_least(value: Any, strictly: bool) -> float:
