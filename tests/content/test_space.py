@@ -1,7 +1,8 @@
 """Content space: no event is lost between a filter's cells, a batch's cells and a region's filter."""
 
 import math
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -171,3 +172,10 @@ def test_a_region_of_too_many_boxes_is_refused() -> None:
         assert len(board.region(squares).boxes) <= 1024
     except FilterError as error:
         assert "more than 1024 boxes" in error.reason  # noqa: PT017
+
+
+def test_decimals_and_dates_lie_where_their_numbers_and_times_do() -> None:
+    numbers = pa.array([Decimal("0.5"), None, Decimal("2.5")])
+    assert Axis("x", (1, 2)).locate(numbers, 3).tolist() == [0, 3, 2]
+    days = pa.array([date(2026, 1, 1), None, date(2026, 1, 3)])
+    assert Axis("x", (datetime(2026, 1, 2, tzinfo=UTC),)).locate(days, 3).tolist() == [0, 2, 1]

@@ -18,7 +18,7 @@ from ramify.content.events import NULLS, AttributeType
 from ramify.content.kernels import ABSENT_TYPE, BOOL, FLOAT, INT, STRING, TIME, Columns
 from ramify.errors import SchemaError
 
-__all__ = ["WHOLE_MOST", "bind_columns", "ordered", "whole_numbers"]
+__all__ = ["WHOLE_MOST", "bind_columns", "ordered", "plain_column", "whole_numbers"]
 
 WHOLE_MOST = 9.2e18
 
@@ -59,7 +59,7 @@ class _Layout:
 
     def add(self, c: int, path: str, column: Any) -> None:
         """Lay out one attribute; an all-null column of no type is absent everywhere."""
-        column = _plain(column)
+        column = plain_column(column)
         if pa.types.is_null(column.type):
             return
         values = column
@@ -170,17 +170,24 @@ def _flat(parts: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
     return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(1, dtype)
 
 
-def _plain(column: Any) -> Any:
-    """A column without chunks and without encodings that only save space."""
+def plain_column(column: Any) -> Any:
+    """A column without chunks and encodings that only save space, in one of the types we know.
+
+    Dates become timestamps, decimals doubles; other types come back as they are.
+    """
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     dtype = column.type
     if pa.types.is_dictionary(dtype):
-        return _plain(column.cast(dtype.value_type))
+        return plain_column(column.cast(dtype.value_type))
     if pa.types.is_run_end_encoded(dtype):
-        return _plain(pc.call_function("run_end_decode", [column]))
+        return plain_column(pc.call_function("run_end_decode", [column]))
     if pa.types.is_string_view(dtype):
         return column.cast(pa.large_string())
+    if pa.types.is_decimal(dtype):
+        return column.cast(pa.float64())
+    if pa.types.is_date(dtype):
+        return column.cast(pa.timestamp("us"))
     if pa.types.is_uint64(dtype):
         # what does not fit int64 is compared as a double
         fits = pc.all(pc.less_equal(column, pa.scalar(2**63 - 1, pa.uint64()))).as_py()
@@ -193,7 +200,7 @@ def _elements(column: Any) -> tuple[NDArray[np.int64], Any]:
     # flatten leaves out what null lists own in the buffer
     lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0)).astype(np.int64)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    values = _plain(column.flatten())
+    values = plain_column(column.flatten())
     if values.null_count:
         before = np.concatenate([[0], np.cumsum(np.asarray(values.is_valid()))])
         offsets, values = before[offsets].astype(np.int64), values.drop_null()
@@ -213,6 +220,6 @@ def _kind_of(dtype: pa.DataType) -> int:
         return BOOL
     if pa.types.is_integer(dtype):
         return INT
-    if pa.types.is_floating(dtype) or pa.types.is_decimal(dtype):
+    if pa.types.is_floating(dtype):
         return FLOAT
-    return TIME if pa.types.is_timestamp(dtype) or pa.types.is_date(dtype) else ABSENT_TYPE
+    return TIME if pa.types.is_timestamp(dtype) else ABSENT_TYPE

@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ramify.content.columns import plain_column
 from ramify.content.constraints import ABSENT, EVERY_ARRAY, Constraint, Value
 from ramify.content.filters import Box, Filter, merge_boxes
 from ramify.content.values import EVERY_VALUE, Number, ValueSet, microseconds, tidy
@@ -90,14 +91,11 @@ class Axis:
         out = np.full(rows, other, dtype=np.int64)
         if column is None:
             return out
-        if isinstance(column, pa.ChunkedArray):
-            column = column.combine_chunks()
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
-        if not self._fits(column.type):
+        plain = plain_column(column)
+        if not self._fits(plain.type):
             return out
-        valid = np.asarray(column.is_valid())
-        out[valid] = self._search(column.drop_null())
+        valid = np.asarray(plain.is_valid())
+        out[valid] = self._search(plain.drop_null())
         return out
 
     def touched(self, constraint: Constraint) -> list[int]:
