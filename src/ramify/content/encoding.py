@@ -1,7 +1,8 @@
 """Filters as the matcher wants them: each box a program (see `kernels`) and a choice of access paths.
 
-An access path is a set of keys and ranges of which every event that the box accepts must hit one. The
-matcher files the box under the path that it expects to be hit least; the program then decides exactly.
+An access path is a set of features of one attribute, of which every event that the box accepts must have at
+least one. The matcher files the box under the path that it expects events to have least often; the program
+then decides exactly.
 """
 
 import math
