@@ -1,5 +1,3 @@
-from contextlib import suppress
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,8 +88,12 @@ def test_parameters_given_in_code_are_checked_as_well(value: object) -> None:
 
 @given(st.text(alphabet="demokyra:=,x0123456789. ", max_size=40))
 def test_no_spec_ends_in_another_error(spec: str) -> None:
-    with suppress(InputError):
-        workload_from(f"kyra:{spec}", ring(2), 1)
+    outcome = "kyra"
+    try:
+        outcome = workload_from(f"kyra:{spec}", ring(2), 1).name
+    except InputError as error:
+        outcome = str(error)
+    assert "kyra" in outcome
 
 
 def test_parameters_are_described_with_default_and_range() -> None:
