@@ -79,7 +79,14 @@ def test_keys_do_not_depend_on_order_or_repetition(f: Filter, g: Filter, h: Filt
 @given(filters())
 @settings(max_examples=50)
 def test_a_filter_united_with_itself_keeps_its_key(f: Filter) -> None:
-    assert (f | f).key == (f & f).key == f.simplify().key == f.key
+    assert (f | f).key == f.key
+
+
+@given(sql_filters(plain=True))
+@settings(max_examples=50)
+def test_a_plain_filter_met_with_itself_keeps_its_key(f: Filter) -> None:
+    # not promised with tests and arrays: the cross terms of f & f may be spelled in another way
+    assert (f & f).key == f.simplify().key == f.key
 
 
 def test_tests_that_another_test_makes_needless_do_not_change_the_key() -> None:
