@@ -426,8 +426,8 @@ def match_rows(
     Cost per row: the bytes of its strings, a look-up per feature and pair of features that some box is
     filed under, and for every box found there an evaluation that mostly ends at its first predicate.
 
-    One long function on purpose: its parts share a dozen arrays. Handing them to functions of their own, not
-    inlined, took about a third longer at 1,000 subscriptions; the reason was not isolated.
+    One long function on purpose: its parts share a dozen arrays. With functions of their own that are not
+    inlined it took about a third longer at 1,000 subscriptions; the reason was not isolated.
     """
     words, text, postings, table = ix.words, ix.bytes, ix.postings, ix.table
     kind, offsets, values, order, data = cols.kind, cols.offsets, cols.values, cols.order, cols.bytes
