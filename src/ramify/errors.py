@@ -4,8 +4,9 @@
     ├── InputError                  something the user gave is wrong: a file, a row, an option
     │   ├── FilterError             a filter that is not allowed, with its text and the position
     │   ├── SchemaError             attribute types that contradict each other or the data
-    │   └── OverlayError            a graph that cannot be used
-    │       └── DisconnectedError   brokers that cannot reach each other
+    │   ├── OverlayError            a graph that cannot be used
+    │   │   └── DisconnectedError   brokers that cannot reach each other
+    │   └── PlanError               a plan that cannot be used, or breaks a rule
     └── LimitError                  a bound that protects the process was reached
 
 Each error says what happened, where, and what to do. A command prints `str(error)` and exits with 2;
@@ -21,6 +22,7 @@ __all__ = [
     "InputError",
     "LimitError",
     "OverlayError",
+    "PlanError",
     "RamifyError",
     "SchemaError",
 ]
@@ -101,6 +103,20 @@ class DisconnectedError(OverlayError):
             + ". Add a link to each, or keep the largest component only.",
             path=path,
         )
+
+
+class PlanError(InputError):
+    """A plan that cannot be used, with everything that is wrong with it.
+
+    `faults` holds one sentence each; the message shows the first few.
+    """
+
+    def __init__(self, what: str, faults: Iterable[str], *, path: str | None = None) -> None:
+        self.what = what
+        self.faults = tuple(faults)
+        more = len(self.faults) - 5
+        lines = [what, *(f"  {fault}" for fault in self.faults[:5])]
+        super().__init__("\n".join(lines + ([f"  and {more} more"] if more > 0 else [])), path=path)
 
 
 class LimitError(RamifyError):

@@ -24,7 +24,15 @@ from ramify.network.clouds import great_circle_km, latency_from_km
 from ramify.network.overlay import Link, Overlay, Site
 from ramify.network.underlay import Underlay
 
-__all__ = ["MAX_FILE_BYTES", "SCHEMA", "SUFFIXES", "read_overlay", "write_overlay"]
+__all__ = [
+    "MAX_FILE_BYTES",
+    "SCHEMA",
+    "SUFFIXES",
+    "decode_overlay",
+    "encode_overlay",
+    "read_overlay",
+    "write_overlay",
+]
 
 SCHEMA: Literal["ramify.overlay/1"] = "ramify.overlay/1"
 MAX_FILE_BYTES = 64 * 1024 * 1024
@@ -64,7 +72,7 @@ def write_overlay(overlay: Overlay, path: str | os.PathLike[str]) -> None:
         raise OverlayError(
             f"overlays are written as .json, not {where.suffix!r}. Rename it.", path=str(path)
         )
-    encoded = msgspec.json.format(msgspec.json.encode(_document(overlay)), indent=1)
+    encoded = msgspec.json.format(encode_overlay(overlay), indent=1)
     part = where.with_name(where.name + ".part")
     try:
         part.write_bytes(encoded + b"\n")
@@ -73,6 +81,16 @@ def write_overlay(overlay: Overlay, path: str | os.PathLike[str]) -> None:
         raise OverlayError(
             f"cannot be written: {error.strerror}. Check the folder.", path=str(path)
         ) from error
+
+
+def encode_overlay(overlay: Overlay) -> bytes:
+    """The overlay as one line of JSON, to be kept inside another document."""
+    return msgspec.json.encode(_document(overlay))
+
+
+def decode_overlay(content: bytes) -> Overlay:
+    """The overlay that `encode_overlay` wrote. Raises `OverlayError`."""
+    return _read_json(content, "")
 
 
 # --- drafts: what the readers collect -------------------------------------------------------------------

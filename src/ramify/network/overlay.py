@@ -292,6 +292,21 @@ class Overlay:
             raise OverlayError(f"overlay {self.name} has no underlay. Generate it with one, e.g. kyra.")
         return self.underlay.path(int(self.ends[link, 0]), int(self.ends[link, 1]))
 
+    def charged(self) -> "Overlay":
+        """This overlay with the prices at which money really accrues.
+
+        With an underlay, a link costs what its route costs there, each underlay link in the direction
+        travelled; without one, this overlay itself. Planning and pricing work on the result.
+        """
+        if self.underlay is None:
+            return self
+        price = self.underlay.route_prices(self.ends)
+        if np.array_equal(price, self.price):
+            return self
+        return Overlay(
+            self.name, self.brokers, self.ends, price, self.latency_ms, self.sites, self.underlay
+        )
+
     def _validate(self) -> None:
         if not self.name:
             raise OverlayError("the overlay has no name. Give it one.")

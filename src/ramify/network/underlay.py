@@ -149,6 +149,35 @@ class Underlay:
         access = len(self.ends)
         return np.array([access + a, *taken, access + b], dtype=np.int32)
 
+    def routes_from(self, router: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32]]:
+        """float64[1, routers] and int32[1, routers]: least latencies from a router, and predecessors."""
+        return self._search(np.array([router], dtype=np.int32))
+
+    def route_prices(self, pairs: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
+        """float64[k, 2]: what 10^9 bytes cost on `path(a, b)` of each pair (a, b), there and back.
+
+        The sum over the underlay links crossed, each in the direction travelled. O(r * k log routers) for
+        r distinct lower routers. An `OverlayError` when a pair has no route.
+        """
+        router = self.attachment[pairs]
+        root, leaf = router.min(axis=1), router.max(axis=1)
+        between = np.zeros((len(pairs), 2))
+        for source in np.unique(root).tolist():
+            rows = np.flatnonzero(root == source)
+            outward = self._prices_from(source)[leaf[rows]]
+            # `path` runs along this tree whichever end asks: outward is there for one, back for the other.
+            upside_down = router[rows, 0] != source
+            between[rows] = np.where(upside_down[:, None], outward[:, ::-1], outward)
+        if not np.isfinite(between).all():
+            a, b = pairs[int(np.argmax(~np.isfinite(between[:, 0])))].tolist()
+            raise OverlayError(
+                f"the underlay has no route between broker {a} and broker {b}. Join its parts."
+            )
+        leave, arrive = self.access_price[pairs[:, 0]], self.access_price[pairs[:, 1]]
+        between[:, 0] += leave[:, 0] + arrive[:, 1]
+        between[:, 1] += arrive[:, 0] + leave[:, 1]
+        return between
+
     def keep(self, brokers: npt.ArrayLike) -> "Underlay":
         """The same routers with only these brokers attached, renumbered in the order given."""
         kept = np.asarray(brokers, dtype=np.int64)
@@ -172,6 +201,26 @@ class Underlay:
             self.price,
             self.access_price,
         )
+
+    def _prices_from(self, router: int) -> npt.NDArray[np.float64]:
+        """float64[routers, 2]: what the path from a router to each costs, outward and back; inf if none."""
+        distance, last = self._tree(router)
+        prices = np.full((self.routers, 2), np.inf)
+        prices[router] = 0.0
+        for start in np.argsort(distance, kind="stable").tolist():
+            walk = []
+            node = start
+            while not np.isfinite(prices[node, 0]) and last[node] >= 0:
+                x, y = self.ends[last[node]].tolist()
+                walk.append(node)
+                node = x if y == node else y
+            for child in reversed(walk):
+                link = int(last[child])
+                outward = 0 if self.ends[link, 1] == child else 1
+                prices[child, 0] = prices[node, 0] + self.price[link, outward]
+                prices[child, 1] = prices[node, 1] + self.price[link, 1 - outward]
+                node = child
+        return prices
 
     def _tree(self, router: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32]]:
         if router not in self._trees:

@@ -1,0 +1,6 @@
+"""The command line: parse, call, print. No logic of its own."""
+
+from ramify.cli import commands, planning
+from ramify.cli.app import app, main
+
+__all__ = ["app", "commands", "main", "planning"]

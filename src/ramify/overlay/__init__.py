@@ -1,0 +1,1 @@
+"""Routing by a plan: the pure router and its drivers."""

@@ -1,0 +1,1 @@
+"""What to route where, and at what price: demand, plans, schemes, prices, the bound."""

@@ -1,0 +1,438 @@
+"""Whether a plan can be trusted: every fault found before any broker runs it.
+
+Owns `check(plan, problem)`. It proves what follows from the plan alone:
+
+- ids, brokers, cells and regions exist; classes and overlay are the problem's;
+- trees are trees, on links or paths of links that exist; legs and final notifications have a path;
+- whatever enters a channel enters on its tree, and what it serves is served on its tree;
+- every subscription is reachable from every publisher whose events it can match: for each such pair,
+  and each cell that the filter touches where cells matter, some channel that serves it there is sure to
+  admit the event.
+
+The last is decided symbolically. Channel expressions are taken as boolean formulas over independent
+classes, which is safe: what is accepted is right, and an expression that is right only because one
+filter implies another must say so by naming both classes (any-of). Latency, capacity, quota and
+residency need a demand: see `constraints.py`.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+
+from ramify.errors import LimitError, OverlayError, PlanError
+from ramify.network.trees import Tree
+from ramify.planning.plan import (
+    All,
+    AnyOf,
+    Cells,
+    Channel,
+    Everything,
+    Expression,
+    Holds,
+    Match,
+    Not,
+    Plan,
+    Pruning,
+    Some,
+    Stamped,
+)
+from ramify.planning.problem import Problem
+
+__all__ = ["check", "faults"]
+
+MOST_ATOMS = 24
+"""Distinct any-of terms in the expressions that serve one class; deciding takes up to 2^this steps."""
+
+_TREE_PRUNINGS = (Pruning.FILTER, Pruning.NONE)
+
+
+def check(plan: Plan, problem: Problem) -> Plan:
+    """The plan itself, or `PlanError` with everything that is wrong with it."""
+    found = list(faults(plan, problem))
+    if found:
+        raise PlanError(f"plan {plan.scheme} cannot be used on overlay {problem.overlay.name}:", found)
+    return plan
+
+
+def faults(plan: Plan, problem: Problem) -> Iterator[str]:
+    """Every fault, one sentence each. Form first; reachability only for plans of a sound form."""
+    sound = True
+    for fault in _form(plan, problem):
+        sound = False
+        yield fault
+    if sound:
+        yield from _unreached(plan, problem)
+
+
+def _form(plan: Plan, problem: Problem) -> Iterator[str]:
+    yield from _same_world(plan, problem)
+    n = len(plan.overlay)
+    for (u, v), path in plan.paths.items():
+        yield from _path_faults(plan, u, v, path)
+    if plan.regions and plan.grid is None:
+        yield "it has regions but no grid that says what their cells are"
+    cells = 0 if plan.grid is None else plan.grid.size
+    for number, region in enumerate(plan.regions):
+        if len(region) and not (region.min() >= 0 and region.max() < cells and (np.diff(region) > 0).all()):
+            yield f"region {number} has cells outside 0..{cells - 1}, or not in ascending order"
+    for c, channel in enumerate(plan.channels):
+        where = f"channel {c} ({channel.name})"
+        for fault in _channel_faults(plan, channel, n, cells):
+            yield f"{where}: {fault}"
+    yield from _stamped_faults(plan)
+
+
+def _same_world(plan: Plan, problem: Problem) -> Iterator[str]:
+    mine, theirs = plan.overlay, problem.overlay
+    if mine.brokers != theirs.brokers:
+        yield f"it was made for other brokers than those of overlay {theirs.name}"
+    elif not np.array_equal(mine.ends, theirs.ends):
+        yield f"it was made for other links than those of overlay {theirs.name}"
+    wanted = problem.classes.class_of.keys()
+    known = plan.classes.class_of.keys()
+    for id_ in sorted(known - wanted)[:3]:
+        yield f"it serves subscription {id_!r}, which is unknown"
+    for id_ in sorted(wanted - known)[:3]:
+        yield f"it does not know subscription {id_!r}"
+    if plan.classes is not problem.classes:
+        yield from _other_filters(plan, problem)
+    for client, broker in plan.attachments.items():
+        if broker not in mine.index:
+            yield f"it attaches client {client!r} to broker {broker!r}, which is unknown"
+    for k, members in enumerate(plan.classes.members):
+        host = mine.brokers[plan.classes.broker[k]] if 0 <= plan.classes.broker[k] < len(mine) else None
+        for row in members:
+            at = plan.attachments.get(row.client, row.broker)
+            if host is None or at != host:
+                yield f"subscription {row.id!r} is in a class at {host!r}, but its client is at {at!r}"
+
+
+def _other_filters(plan: Plan, problem: Problem) -> Iterator[str]:
+    """Subscriptions that both know, by filters that are not the same."""
+    mine, theirs = plan.classes, problem.classes
+    shared = mine.class_of.keys() & theirs.class_of.keys()
+    pairs = {(mine.class_of[id_], theirs.class_of[id_]) for id_ in shared}
+    other = {(j, k) for j, k in pairs if mine.filters[j].key != theirs.filters[k].key}
+    differ = sorted(id_ for id_ in shared if (mine.class_of[id_], theirs.class_of[id_]) in other)
+    for id_ in differ[:3]:
+        yield f"subscription {id_!r} has another filter than it was made for"
+
+
+def _path_faults(plan: Plan, u: int, v: int, path: tuple[int, ...]) -> Iterator[str]:
+    n = len(plan.overlay)
+    where = f"the path for ({u}, {v})"
+    if len(path) < 2 or path[0] != u or path[-1] != v or len(set(path)) < len(path):
+        yield f"{where} does not lead from {u} to {v}, or visits a broker twice"
+    elif not all(0 <= broker < n for broker in path):
+        yield f"{where} visits a broker outside 0..{n - 1}"
+    else:
+        for a, b in pairwise(path):
+            try:
+                plan.overlay.link_between(plan.overlay.brokers[a], plan.overlay.brokers[b])
+            except OverlayError:
+                a_name, b_name = _name(plan, a), _name(plan, b)
+                yield f"{where} crosses {a_name} - {b_name}, which is no link"
+
+
+def _channel_faults(plan: Plan, channel: Channel, n: int, cells: int) -> Iterator[str]:
+    if channel.tree is None and channel.pruning in _TREE_PRUNINGS:
+        yield f"pruning {channel.pruning} needs a tree"
+        return
+    allowed = channel.admits.publishers
+    if allowed is not None and not all(0 <= broker < n for broker in allowed):
+        yield f"it admits a publisher outside 0..{n - 1}"
+        return
+    yield from _content_faults(plan, channel, cells)
+    on_tree = np.ones(n, dtype=bool)
+    if channel.tree is not None:
+        faults = list(_tree_faults(plan, channel, n))
+        yield from faults
+        if faults:
+            return
+        on_tree[:] = False
+        on_tree[channel.tree.brokers] = True
+    wrong = list(_serves_faults(plan, channel, on_tree))
+    yield from wrong or _overlapping(plan, channel)
+    yield from _entry_faults(plan, channel, on_tree)
+
+
+def _content_faults(plan: Plan, channel: Channel, cells: int) -> Iterator[str]:
+    match channel.admits.content:
+        case Cells(ids):
+            if plan.grid is None:
+                yield "it admits cells but the plan has no grid"
+            elif len(ids) and not (ids.min() >= 0 and ids.max() < cells and (np.diff(ids) > 0).all()):
+                yield f"it admits cells outside 0..{cells - 1}, or not in ascending order"
+        case Holds(expression):
+            unknown = [k for k in _atoms_classes(expression) if not 0 <= k < len(plan.classes)]
+            if unknown:
+                yield f"its expression asks for class {unknown[0]}, which is unknown"
+        case _:
+            pass
+
+
+def _tree_faults(plan: Plan, channel: Channel, n: int) -> Iterator[str]:
+    tree = channel.tree
+    assert tree is not None
+    if tree.links.size == 0 and tree.root is None:
+        yield "its tree has neither links nor a root"
+        return
+    root = tree.root if tree.root is not None else int(tree.links.flat[0])
+    try:
+        Tree.of_links(n, tree.links, root)
+    except OverlayError as error:
+        yield f"its tree is not a tree: {error}"
+        return
+    for u, v in tree.links.tolist():
+        if not _joined(plan, u, v):
+            yield f"its tree joins {_name(plan, u)} and {_name(plan, v)}: no link and no path does"
+    known = {(u, v) for u, v in tree.links.tolist()}
+    for (u, v), mark in channel.marks.items():
+        if mark not in ("p", "s") or not {(u, v), (v, u)} & known:
+            yield f"the mark {mark!r} on ({u}, {v}) is not p or s on a link of its tree"
+
+
+def _serves_faults(plan: Plan, channel: Channel, on_tree: "np.typing.NDArray[np.bool_]") -> Iterator[str]:
+    serves = channel.serves
+    if not len(serves.classes) == len(serves.at) == len(serves.region):
+        yield "its entries are not one class, one broker and one region each"
+        return
+    for k, at, region in zip(
+        serves.classes.tolist(), serves.at.tolist(), serves.region.tolist(), strict=True
+    ):
+        if not 0 <= k < len(plan.classes):
+            yield f"it serves class {k}, which is unknown"
+        elif not 0 <= at < len(on_tree):
+            yield f"it serves class {k} at broker {at}, which is unknown"
+        elif not -1 <= region < len(plan.regions):
+            yield f"it serves class {k} for region {region}, which is unknown"
+        elif not on_tree[at]:
+            yield f"it serves class {k} at {_name(plan, at)}, which is not on its tree"
+        elif at != plan.classes.broker[k]:
+            host = int(plan.classes.broker[k])
+            if not 0 <= host < len(on_tree):
+                continue  # reported with the class
+            if channel.pruning not in _TREE_PRUNINGS:
+                yield f"it serves class {k} at a proxy, which pruning {channel.pruning} cannot do"
+            elif not _joined(plan, at, host):
+                yield f"no link and no path leads from the proxy {_name(plan, at)} to {_name(plan, host)}"
+
+
+def _overlapping(plan: Plan, channel: Channel) -> Iterator[str]:
+    """Classes that a channel serves more than once for some event."""
+    entries: dict[int, list[int]] = {}
+    for k, region in zip(channel.serves.classes.tolist(), channel.serves.region.tolist(), strict=True):
+        entries.setdefault(k, []).append(region)
+    for k, regions in entries.items():
+        if len(regions) == 1:
+            continue
+        cells = [plan.regions[region].tolist() for region in regions if region >= 0]
+        flat = [cell for part in cells for cell in part]
+        if len(cells) < len(regions) or len(set(flat)) < len(flat):
+            yield f"it serves class {k} more than once for some events: regions must not overlap"
+
+
+def _entry_faults(plan: Plan, channel: Channel, on_tree: "np.typing.NDArray[np.bool_]") -> Iterator[str]:
+    targets = channel.entry.targets
+    if targets is not None and channel.pruning not in _TREE_PRUNINGS:
+        yield f"pruning {channel.pruning} starts at the publisher's broker: it takes no legs"
+    if targets is not None and len(targets) != len(on_tree):
+        yield f"its entry names {len(targets)} targets for {len(on_tree)} brokers"
+        return
+    allowed = (
+        range(len(on_tree)) if channel.admits.publishers is None else sorted(channel.admits.publishers)
+    )
+    for origin in allowed:
+        target = channel.entry.target(origin)
+        if target >= len(on_tree) or not on_tree[target]:
+            yield f"events of {_name(plan, origin)} would enter at broker {target}, off its tree"
+        elif target != origin and not _joined(plan, origin, target):
+            yield f"no link and no path leads from {_name(plan, origin)} to its entry {_name(plan, target)}"
+
+
+def _stamped_faults(plan: Plan) -> Iterator[str]:
+    stamped = [channel for channel in plan.channels if isinstance(channel.admits.content, Stamped)]
+    several = len(stamped) > 1
+    for channel in stamped:
+        if several and channel.pruning not in _TREE_PRUNINGS:
+            yield f"{channel.name}: one of several stamped channels must have a tree to be compared by"
+        if several and not _serves_alike(channel, stamped[0]):
+            yield (
+                f"{channel.name}: stamped channels must serve the same classes for the same regions, "
+                "so that any may be chosen"
+            )
+        if several and channel.admits.publishers != stamped[0].admits.publishers:
+            yield f"{channel.name}: stamped channels must admit the same publishers"
+
+
+def _serves_alike(one: Channel, other: Channel) -> bool:
+    """Whether two channels serve the same classes for the same regions, wherever they do."""
+    return np.array_equal(one.serves.classes, other.serves.classes) and np.array_equal(
+        one.serves.region, other.serves.region
+    )
+
+
+def _joined(plan: Plan, u: int, v: int) -> bool:
+    try:
+        plan.path(u, v)
+    except OverlayError:
+        return False
+    return True
+
+
+def _name(plan: Plan, broker: int) -> str:
+    return plan.overlay.brokers[broker]
+
+
+# ---------------------------------------------------------------------------------------- reachability
+
+
+def _unreached(plan: Plan, problem: Problem) -> Iterator[str]:
+    """Subscriptions that some publisher's events would not reach."""
+    publishers = problem.publishers
+    reaches = [_publishers_of(plan, channel) for channel in plan.channels]
+    by_class: list[list[tuple[int, int]]] = [[] for _ in range(len(plan.classes))]
+    for c, channel in enumerate(plan.channels):
+        for k, region in zip(channel.serves.classes.tolist(), channel.serves.region.tolist(), strict=True):
+            by_class[k].append((c, region))
+    for k, entries in enumerate(by_class):
+        if plan.classes.vacant[k]:
+            continue
+        host = int(plan.classes.broker[k])
+        left = np.setdiff1d(publishers, [host])
+        for c, region in entries:
+            if region < 0 and isinstance(plan.channels[c].admits.content, AnyOf | Everything | Stamped):
+                left = left[~reaches[c][left]]
+        for origin in left.tolist():
+            missed = _missed(plan, k, entries, [bool(reaches[c][origin]) for c, _ in entries])
+            if missed is not None and _may_match(plan, problem, origin, k):
+                member, at = plan.classes.members[k][0].id, _name(plan, host)
+                yield f"subscription {member!r} at {at} misses events of {_name(plan, origin)}{missed}"
+                break
+
+
+def _publishers_of(plan: Plan, channel: Channel) -> "np.typing.NDArray[np.bool_]":
+    """The brokers whose events can enter a channel."""
+    n = len(plan.overlay)
+    reached = np.ones(n, dtype=bool)
+    if channel.admits.publishers is not None:
+        reached[:] = False
+        reached[list(channel.admits.publishers)] = True
+    if channel.tree is not None:
+        on_tree = np.zeros(n, dtype=bool)
+        on_tree[channel.tree.brokers] = True
+        targets = np.arange(n) if channel.entry.targets is None else channel.entry.targets
+        reached &= on_tree[np.where(targets < 0, np.arange(n), targets)]
+    return reached
+
+
+def _may_match(plan: Plan, problem: Problem, origin: int, k: int) -> bool:
+    said = problem.advertisements.get(origin)
+    return said is None or any(filter_.overlaps(plan.classes.filters[k]) for filter_ in said)
+
+
+def _missed(plan: Plan, k: int, entries: list[tuple[int, int]], reaches: list[bool]) -> str | None:
+    """Where an event that matches class k is admitted by none of its entries; None when nowhere."""
+    usable = [entry for entry, reached in zip(entries, reaches, strict=True) if reached]
+    if plan.grid is None:
+        return None if _implied(k, _expressions(plan, usable, None)) else ""
+    for cell in plan.grid.cells_touched(plan.classes.filters[k]).tolist():
+        if not _implied(k, _expressions(plan, usable, cell)):
+            return f" in cell {cell}"
+    return None
+
+
+def _expressions(
+    plan: Plan, entries: list[tuple[int, int]], cell: int | None
+) -> tuple[Expression, ...] | None:
+    """What must hold for one of the entries to count in a cell; None when one surely does."""
+    asked: list[Expression] = []
+    for c, region in entries:
+        if region >= 0 and (cell is None or not _contains(plan.regions[region], cell)):
+            continue
+        match plan.channels[c].admits.content:
+            case Holds(expression):
+                asked.append(expression)
+            case Cells(cells):
+                if cell is not None and _contains(cells, cell):
+                    return None
+            case _:
+                return None
+    return tuple(asked)
+
+
+def _contains(cells: "np.typing.NDArray[np.int32]", cell: int) -> bool:
+    at = int(np.searchsorted(cells, cell))
+    return at < len(cells) and int(cells[at]) == cell
+
+
+def _implied(k: int, expressions: tuple[Expression, ...] | None) -> bool:
+    """Whether some expression is true for every event that matches class k."""
+    if expressions is None:
+        return True
+    return bool(expressions) and _always(k, expressions)
+
+
+@lru_cache(maxsize=65_536)
+def _always(k: int, expressions: tuple[Expression, ...]) -> bool:
+    """Decide by cases over the any-of terms: no assignment that classes allow makes all of them false."""
+    terms = sorted({term for expression in expressions for term in _terms(expression)}, key=sorted)
+    if len(terms) > MOST_ATOMS:
+        raise LimitError(
+            f"the channels that serve one class ask for {len(terms)} different any-of terms; at most "
+            f"{MOST_ATOMS} can be checked. Merge channels."
+        )
+
+    def cases(known: dict[frozenset[int], bool], left: list[frozenset[int]]) -> bool:
+        values = [_value(expression, known) for expression in expressions]
+        if True in values:
+            return True
+        if not left:
+            return False
+        term, *rest = left
+        for guess in (True, False):
+            now = {**known, term: guess}
+            if _possible(k, now) and not cases(now, rest):
+                return False
+        return True
+
+    return cases({}, terms)
+
+
+def _possible(k: int, known: dict[frozenset[int], bool]) -> bool:
+    """Whether some set of matched classes with k gives these terms these values."""
+    barred = frozenset().union(*(term for term, value in known.items() if not value))
+    return k not in barred and all(term - barred for term, value in known.items() if value)
+
+
+def _value(expression: Expression, known: dict[frozenset[int], bool]) -> bool | None:
+    """Kleene's three values: None while the terms do not decide it."""
+    match expression:
+        case Match(classes):
+            return known.get(frozenset(classes))
+        case Not(part):
+            value = _value(part, known)
+            return None if value is None else not value
+        case All(parts):
+            values = [_value(part, known) for part in parts]
+            return False if False in values else None if None in values else True
+        case Some(parts):
+            values = [_value(part, known) for part in parts]
+            return True if True in values else None if None in values else False
+
+
+def _terms(expression: Expression) -> Iterator[frozenset[int]]:
+    match expression:
+        case Match(classes):
+            yield frozenset(classes)
+        case All(parts) | Some(parts):
+            for part in parts:
+                yield from _terms(part)
+        case Not(part):
+            yield from _terms(part)
+
+
+def _atoms_classes(expression: Expression) -> set[int]:
+    return {k for term in _terms(expression) for k in term}

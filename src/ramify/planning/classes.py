@@ -1,0 +1,142 @@
+"""Classes: the subscriptions with equal filter and equal broker, which routing cannot tell apart.
+
+Owns the collapse of subscriptions to classes and the table that plans carry: where each class is hosted,
+how its filter is spelled, who its members are. Class ids are positions in this table.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from ramify.content.events import AttributeType
+from ramify.content.filters import Filter
+from ramify.content.subscriptions import Subscription
+from ramify.errors import InputError, OverlayError
+from ramify.network.overlay import Overlay
+
+__all__ = ["Classes"]
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The classes of a set of subscriptions on one overlay.
+
+    Attributes
+    ----------
+    spelled     one subscription per class, which spells its filter
+    members     the subscriptions of each class; they share its filter and broker. Empty when all have been
+                deleted: the class is vacant and keeps its number, so that the others keep theirs
+    broker      int32[c], the host of each class
+    schema      the attribute types that the filters were read with
+    """
+
+    spelled: tuple[Subscription, ...]
+    members: tuple[tuple[Subscription, ...], ...]
+    broker: npt.NDArray[np.int32]
+    schema: Mapping[str, AttributeType]
+
+    def __len__(self) -> int:
+        """How many classes there are."""
+        return len(self.members)
+
+    @classmethod
+    def collapse(
+        cls,
+        subscriptions: Iterable[Subscription],
+        overlay: Overlay,
+        schema: Mapping[str, AttributeType],
+        filters: Sequence[Filter] | None = None,
+    ) -> "Classes":
+        """Group subscriptions by filter and broker, in order of first appearance.
+
+        `filters` saves parsing them again. Raises `OverlayError` for a broker that the overlay has not,
+        `InputError` for an id given twice, `FilterError` for a filter that cannot be read.
+        """
+        rows = tuple(subscriptions)
+        parsed = [row.parse(schema) for row in rows] if filters is None else list(filters)
+        groups: dict[tuple[bytes, int], list[Subscription]] = {}
+        kept: list[Filter] = []
+        ids: set[str] = set()
+        for row, filter_ in zip(rows, parsed, strict=True):
+            if row.id in ids:
+                raise InputError(f"subscription id {row.id!r} is given twice. Ids must be unique.")
+            ids.add(row.id)
+            group = groups.setdefault((filter_.key, _host(row, overlay)), [])
+            if not group:
+                kept.append(filter_)
+            group.append(row)
+        broker = np.array([host for _, host in groups], dtype=np.int32)
+        spelled = tuple(group[0] for group in groups.values())
+        made = cls(spelled, tuple(map(tuple, groups.values())), broker, dict(schema))
+        made.__dict__["filters"] = tuple(kept)  # what the cached property would parse
+        return made
+
+    @cached_property
+    def filters(self) -> tuple[Filter, ...]:
+        """The filter of each class. Parsed on first use when the classes come from a file."""
+        return tuple(row.parse(self.schema) for row in self.spelled)
+
+    @cached_property
+    def vacant(self) -> npt.NDArray[np.bool_]:
+        """bool[c]: which classes have no member left."""
+        return np.array([not members for members in self.members], dtype=np.bool_)
+
+    @cached_property
+    def latency_ms(self) -> npt.NDArray[np.float64]:
+        """float64[c]: the strictest latency bound among the members; inf where none has one."""
+        bounds = [
+            min((row.latency_ms or np.inf for row in members), default=np.inf) for members in self.members
+        ]
+        return np.array(bounds, dtype=np.float64)
+
+    @cached_property
+    def class_of(self) -> Mapping[str, int]:
+        """The class of each subscription id."""
+        return {row.id: k for k, members in enumerate(self.members) for row in members}
+
+    def with_subscription(self, row: Subscription, overlay: Overlay) -> tuple["Classes", int]:
+        """These classes with one more subscription, and its class. Other ids keep their meaning.
+
+        It joins the class of its filter and broker, vacant or not; a new class comes last.
+        """
+        if row.id in self.class_of:
+            raise InputError(f"subscription {row.id!r} exists already. Delete it first, or use another id.")
+        host, filter_ = _host(row, overlay), row.parse(self.schema)
+        hosted = np.flatnonzero(self.broker == host).tolist()
+        found = next((k for k in hosted if self.filters[k].key == filter_.key), None)
+        if found is not None:
+            return self._with(found, (*self.members[found], row)), found
+        made = replace(
+            self,
+            spelled=(*self.spelled, row),
+            members=(*self.members, (row,)),
+            broker=np.append(self.broker, np.int32(host)).astype(np.int32),
+        )
+        made.__dict__["filters"] = (*self.filters, filter_)
+        return made, len(self)
+
+    def without_subscription(self, id_: str) -> tuple["Classes", int]:
+        """These classes with one subscription less, and the class it was in, which may now be vacant."""
+        if id_ not in self.class_of:
+            raise InputError(f"there is no subscription {id_!r}. Check its id.")
+        k = self.class_of[id_]
+        return self._with(k, tuple(row for row in self.members[k] if row.id != id_)), k
+
+    def _with(self, k: int, members: tuple[Subscription, ...]) -> "Classes":
+        made = replace(self, members=(*self.members[:k], members, *self.members[k + 1 :]))
+        if "filters" in self.__dict__:
+            made.__dict__["filters"] = self.filters
+        return made
+
+
+def _host(row: Subscription, overlay: Overlay) -> int:
+    host = overlay.index.get(row.broker)
+    if host is None:
+        raise OverlayError(
+            f"subscription {row.id!r} is at broker {row.broker!r}, which overlay {overlay.name} has not. "
+            "Correct the name or add the broker."
+        )
+    return host

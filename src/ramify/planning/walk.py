@@ -1,0 +1,449 @@
+"""Walks a demand through a plan, chunk by chunk: rides, crossings, arrivals.
+
+Owns the memory of the compiled steps in `pricing_kernels.py` and the order in which they run. A chunk
+holds as many patterns as fit the buffers in the worst case, so that memory stays bounded however large
+the demand.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ramify.planning import pricing_kernels as kernels
+from ramify.planning.demand import Demand
+from ramify.planning.layout import Layout, read_only
+from ramify.planning.plan import Pruning
+
+__all__ = ["Crossings", "Rides", "Walker"]
+
+MOST_CROSSINGS = 4_000_000
+"""Crossings that a chunk has room for; a single pattern that needs more gets it."""
+
+_kernels: Any = kernels  # mypy cannot count the arguments of calls with starred tuples
+
+Ints = npt.NDArray[np.int32]
+Longs = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Rides:
+    """Patterns `first` to `last - 1` on the channels that may carry them; `chosen` are those that do."""
+
+    first: int
+    last: int
+    count: int
+    pattern: Ints
+    channel: Ints
+    enters: Ints
+    group: Longs
+    start: Longs
+    entry: Ints
+    chosen: npt.NDArray[np.uint8]
+
+
+@dataclass(slots=True)
+class Crossings:
+    """Hops crossed, sorted by pattern, with the bytes of their headers; legs onto trees apart."""
+
+    pattern: Ints
+    hop: Ints
+    header: Ints
+    legs: tuple[Ints, Ints, Ints]
+    reach_ms: Floats
+    reach_hops: Ints
+    matchings: int
+
+
+class Walker:
+    """The compiled walk over one plan, with its working memory. Not for several threads at once."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._brokers = len(layout.plan.overlay)
+        t = self._tables = layout.tables
+        classes, channels = len(t.host), len(t.pruning)
+        n = self._brokers
+        self._clock = np.zeros(1, dtype=np.int64)
+        self._of_class, self._touched = _longs(classes), _longs(channels)
+        self._head, self._next_entry = _ints(channels), _ints(len(t.entry_at))
+        self._listed, self._truth = _ints(channels), np.zeros(len(t.program) + 1, dtype=np.uint8)
+        self._group_stamp, self._group_of = _longs(n), _longs(n)
+        self._on_tree, self._to_broker = _longs(n), _longs(n)
+        self._chain, self._chain_place, self._chain_stamp = _ints(n + 1), _ints(n), _longs(n)
+        self._walk, self._crossed, self._arrived = _ints(n + 1), _ints(2 * n + 2), _ints(2 * n + 2)
+        self._ms, self._hops = np.zeros(n), _ints(n)
+        self._noted = _longs(len(t.hop_ms))
+        self._destinations, self._spare = _ints(n + 1), _ints(n + 1)
+
+    def chunks(self, demand: Demand) -> Iterator[Rides]:
+        """The rides of a demand, a bounded number of patterns at a time."""
+        first = 0
+        while first < len(demand):
+            last = min(len(demand), first + self._patterns_at_once(demand, first))
+            yield self.rides(demand, first, last)
+            first = last
+
+    def rides(self, demand: Demand, first: int, last: int) -> Rides:
+        """Which channels carry which patterns, stamped ones chosen."""
+        counted, entries = self._gather(demand, first, last, None)
+        made = Rides(
+            first,
+            last,
+            counted,
+            _ints(counted),
+            _ints(counted),
+            _ints(counted),
+            _longs(counted),
+            _longs(counted + 1),
+            _ints(entries),
+            np.ones(counted, dtype=np.uint8),
+        )
+        self._gather(demand, first, last, made)
+        self._choose(demand, made)
+        return made
+
+    def cross(self, demand: Demand, rides: Rides) -> Crossings:
+        """What the chosen rides cross."""
+        room = self._room(rides)
+        matchings = _longs(1)
+        reach_ms, reach_hops = np.full(len(rides.entry), -1.0), _ints(len(rides.entry))
+        parts: list[tuple[Ints, ...]] = [(_ints(0), _ints(0), _ints(0))]
+        for kinds, walk in (
+            ((Pruning.FILTER, Pruning.NONE), self._walk_trees),
+            ((Pruning.TREE,), self._walk_headers),
+            ((Pruning.DESTINATIONS,), self._walk_lists),
+            ((Pruning.COPIES,), self._walk_copies),
+        ):
+            if self._layout.uses(*kinds):
+                buffers = _ints(room), _ints(room), _ints(room)
+                used = walk(demand, rides, buffers, reach_ms, reach_hops, matchings)
+                parts.append(tuple(buffer[:used] for buffer in buffers))
+        pattern, hop, header = (np.concatenate(part) for part in zip(*parts, strict=True))
+        if len(parts) > 2:
+            order = np.argsort(pattern, kind="stable")
+            pattern, hop, header = pattern[order], hop[order], header[order]
+        legs = self._legs(demand, rides, matchings)
+        return Crossings(pattern, hop, header, legs, reach_ms, reach_hops, int(matchings[0]))
+
+    def _patterns_at_once(self, demand: Demand, first: int) -> int:
+        """How many patterns from `first` on surely fit: every ride may cross every link of its tree."""
+        ride = self._brokers + 1
+        length = np.diff(demand.start[first : first + 65_536 + 1])
+        # Each entry may bring a notification; copies and lists cross up to n - 1 links per destination.
+        per_entry = self._entries_per_class.max(initial=0) * length
+        separate = self._layout.uses(Pruning.COPIES, Pruning.DESTINATIONS)
+        worst = per_entry * (ride if separate else 1) + ride * np.minimum(
+            per_entry + self._open_channels, len(self._tables.pruning)
+        )
+        return max(1, int(np.searchsorted(np.cumsum(worst), MOST_CROSSINGS)))
+
+    @cached_property
+    def _entries_per_class(self) -> Longs:
+        return np.diff(self._tables.class_start)
+
+    @cached_property
+    def _open_channels(self) -> int:
+        return int(np.diff(self._tables.open_start).max(initial=0))
+
+    def _room(self, rides: Rides) -> int:
+        """Crossings that these rides may need at most."""
+        taken = np.flatnonzero(rides.chosen)
+        how = self._tables.pruning[rides.channel[taken]]
+        entries = np.diff(rides.start)[taken]
+        separate = (how == kernels.COPIES) | (how == kernels.DESTINATIONS)
+        links = self._brokers * np.where(separate, entries, 1)
+        return int((links + entries).sum()) + 1
+
+    def _gather(self, demand: Demand, first: int, last: int, into: Rides | None) -> tuple[int, int]:
+        t = self._tables
+        nothing, none = _ints(1), _longs(1)
+        return kernels.gather_rides(
+            into is not None,
+            first,
+            last,
+            read_only(demand.publisher),
+            read_only(demand.cell),
+            read_only(demand.start),
+            read_only(demand.classes),
+            t.class_start,
+            t.entry_class,
+            t.entry_channel,
+            t.entry_region,
+            t.host,
+            t.set_start,
+            t.set_cell,
+            t.any_publisher,
+            t.publisher_start,
+            t.publishers,
+            t.open_start,
+            t.open_channel,
+            t.content,
+            t.cells_of,
+            t.program_start,
+            t.program,
+            t.target_row,
+            t.targets,
+            self._of_class,
+            self._touched,
+            self._head,
+            self._next_entry,
+            self._listed,
+            self._truth,
+            self._group_stamp,
+            self._group_of,
+            self._clock,
+            nothing if into is None else into.pattern,
+            nothing if into is None else into.channel,
+            nothing if into is None else into.enters,
+            none if into is None else into.group,
+            none if into is None else into.start,
+            nothing if into is None else into.entry,
+        )
+
+    def _choose(self, demand: Demand, rides: Rides) -> None:
+        t = self._tables
+        if not (t.content == kernels.STAMPED).any():
+            return
+        _kernels.choose_rides(
+            rides.count,
+            read_only(demand.publisher),
+            rides.pattern,
+            rides.channel,
+            rides.enters,
+            rides.start,
+            rides.entry,
+            t.entry_at,
+            t.content,
+            t.pruning,
+            t.target_row,
+            t.legs,
+            *self._tree_tables(),
+            t.hop_weight,
+            t.hop_ms,
+            t.hop_length,
+            *self._tree_memory(),
+            rides.chosen,
+        )
+
+    def _tree_tables(self) -> tuple[npt.NDArray[Any], ...]:
+        t = self._tables
+        return t.order_start, t.order, t.parent, t.up, t.down
+
+    def _tree_memory(self) -> tuple[npt.NDArray[Any], ...]:
+        return (
+            self._clock,
+            self._on_tree,
+            self._ms,
+            self._hops,
+            self._chain,
+            self._chain_place,
+            self._chain_stamp,
+            self._walk,
+            self._crossed,
+            self._arrived,
+        )
+
+    def _walk_trees(
+        self,
+        demand: Demand,
+        rides: Rides,
+        buffers: tuple[Ints, Ints, Ints],
+        reach_ms: Floats,
+        reach_hops: Ints,
+        matchings: Longs,
+    ) -> int:
+        t = self._tables
+        used: int = _kernels.walk_tree_rides(
+            rides.count,
+            read_only(demand.publisher),
+            read_only(demand.count),
+            rides.pattern,
+            rides.channel,
+            rides.enters,
+            rides.group,
+            rides.start,
+            rides.entry,
+            rides.chosen,
+            t.entry_at,
+            t.entry_note,
+            t.entry_class,
+            t.host,
+            t.pruning,
+            t.serves_here,
+            t.target_row,
+            t.legs,
+            *self._tree_tables(),
+            t.hop_ms,
+            t.hop_length,
+            *self._tree_memory(),
+            self._noted,
+            *buffers,
+            reach_ms,
+            reach_hops,
+            matchings,
+        )
+        return used
+
+    def _walk_headers(
+        self,
+        demand: Demand,
+        rides: Rides,
+        buffers: tuple[Ints, Ints, Ints],
+        reach_ms: Floats,
+        reach_hops: Ints,
+        matchings: Longs,
+    ) -> int:
+        t, n = self._tables, self._brokers
+        steiner = self._layout.steiner
+        used: int = _kernels.walk_header_rides(
+            *self._off_tree(demand, rides),
+            t.adjacent_start,
+            t.adjacent,
+            t.adjacent_arc,
+            t.hop_ms,
+            steiner.distance,
+            steiner.predecessor,
+            self._clock,
+            self._to_broker,
+            self._destinations,
+            self._on_tree,  # stamps of its own: nodes of the tree in the header
+            self._spare,
+            np.zeros(n + 1, dtype=steiner.distance.dtype),
+            _ints(n + 1),
+            self._chain,
+            self._walk,
+            self._chain_place,
+            self._crossed,
+            self._arrived,
+            self._ms,
+            self._hops,
+            *buffers,
+            reach_ms,
+            reach_hops,
+            matchings,
+        )
+        return used
+
+    def _walk_lists(
+        self,
+        demand: Demand,
+        rides: Rides,
+        buffers: tuple[Ints, Ints, Ints],
+        reach_ms: Floats,
+        reach_hops: Ints,
+        matchings: Longs,
+    ) -> int:
+        t, n = self._tables, self._brokers
+        used: int = _kernels.walk_list_rides(
+            *self._off_tree(demand, rides),
+            t.adjacent_start,
+            t.adjacent,
+            t.adjacent_arc,
+            t.hop_ms,
+            self._layout.toward.predecessor,
+            self._clock,
+            self._to_broker,
+            self._destinations,
+            self._spare,
+            _ints(n + 2),
+            _ints(n + 2),
+            _ints(n + 2),
+            _ints(n + 2),
+            np.zeros(n + 2),
+            self._ms,
+            self._hops,
+            *buffers,
+            reach_ms,
+            reach_hops,
+            matchings,
+        )
+        return used
+
+    def _walk_copies(
+        self,
+        demand: Demand,
+        rides: Rides,
+        buffers: tuple[Ints, Ints, Ints],
+        reach_ms: Floats,
+        reach_hops: Ints,
+        matchings: Longs,
+    ) -> int:
+        t = self._tables
+        used: int = _kernels.walk_copy_rides(
+            *self._off_tree(demand, rides),
+            t.parent,
+            t.up,
+            t.down,
+            t.adjacent_start,
+            t.adjacent,
+            t.adjacent_arc,
+            t.hop_ms,
+            t.hop_length,
+            self._layout.toward.predecessor,
+            self._clock,
+            self._to_broker,
+            self._destinations,
+            self._chain,
+            self._chain_place,
+            self._chain_stamp,
+            self._walk,
+            self._ms,
+            self._hops,
+            *buffers,
+            reach_ms,
+            reach_hops,
+            matchings,
+        )
+        return used
+
+    def _off_tree(self, demand: Demand, rides: Rides) -> tuple[Any, ...]:
+        t = self._tables
+        return (
+            rides.count,
+            read_only(demand.publisher),
+            read_only(demand.count),
+            rides.pattern,
+            rides.channel,
+            rides.start,
+            rides.entry,
+            rides.chosen,
+            t.entry_class,
+            t.host,
+            t.pruning,
+        )
+
+    def _legs(self, demand: Demand, rides: Rides, matchings: Longs) -> tuple[Ints, Ints, Ints]:
+        t = self._tables
+        if not len(t.targets):
+            return _ints(0), _ints(0), _ints(0)
+        buffers = _ints(rides.count), _ints(rides.count), _ints(rides.count)
+        used = kernels.leg_crossings(
+            rides.count,
+            read_only(demand.publisher),
+            read_only(demand.count),
+            rides.pattern,
+            rides.channel,
+            rides.enters,
+            rides.group,
+            rides.chosen,
+            t.pruning,
+            t.serves_here,
+            t.target_row,
+            t.legs,
+            *buffers,
+            matchings,
+        )
+        return buffers[0][:used], buffers[1][:used], buffers[2][:used]
+
+
+def _ints(count: int) -> Ints:
+    return np.zeros(count, dtype=np.int32)
+
+
+def _longs(count: int) -> Longs:
+    return np.zeros(count, dtype=np.int64)

@@ -1,0 +1,228 @@
+"""What a demand would cost at best: the references that every plan's price is held against.
+
+Owns the lower bound (no plan that pays per link crossed can beat it), the per-event Steiner reference
+`opt`, and the merged unicast routes. All are computed on the graph where money accrues: the underlay
+when it is modelled, else the overlay. Each is computed on first use and kept.
+
+`opt` and the merged unicast routes are reference prices, not plans: a heuristic tree per distinct
+destination set, and shortest paths merged per event.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from ramify.compiled import compiled
+from ramify.network.distances import all_pairs
+from ramify.network.kernels import adjacency
+from ramify.network.overlay import Overlay
+from ramify.network.steiner import Steiner, dual_ascent, lower_bounds
+from ramify.network.terminals import TerminalSets
+from ramify.network.underlay import Underlay
+from ramify.planning.classes import Classes
+from ramify.planning.demand import Demand
+
+__all__ = ["Bound", "Yardstick", "steiner_costs"]
+
+GB = 1e9
+SAMPLED_SETS = 20_000
+"""Distinct destination sets that the bound is computed on at most, unless more are asked for."""
+
+_SOURCES_AT_ONCE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What no plan can beat, in money for the payload.
+
+    `certified` of `sets` distinct destination sets were bounded. When that is all of them, `low` equals
+    `value`: a certificate. Else `value` is an unbiased estimate from a random sample and `low` the
+    lower end of its 95 % confidence interval.
+    """
+
+    value: float
+    low: float
+    certified: int
+    sets: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether every destination set was bounded."""
+        return self.certified == self.sets
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """References for one demand. `overlay` must be `charged()`; `sample` caps the sets of the bound."""
+
+    overlay: Overlay
+    classes: Classes
+    demand: Demand
+    sample: int = SAMPLED_SETS
+    seed: int = 0
+
+    @cached_property
+    def sets(self) -> TerminalSets:
+        """The distinct destination sets that leave their broker, weighted by payload bytes."""
+        merged, _ = self.demand.destinations(self.classes).distinct()
+        return merged.take(np.flatnonzero(np.diff(merged.start) > 1))
+
+    @cached_property
+    def opt(self) -> float:
+        """The price of a tree of its own for every event (Takahashi-Matsuyama), headers not counted."""
+        return float(self._tree_costs @ self.sets.weight) / GB
+
+    @cached_property
+    def bound(self) -> Bound:
+        """A dual-ascent bound per distinct destination set, weighted by bytes."""
+        count = len(self.sets)
+        if count <= self.sample:
+            value = float(self._bounds(self.sets) @ self.sets.weight) / GB
+            return Bound(value, value, count, count)
+        return self._sampled_bound()
+
+    @cached_property
+    def merged_unicast_ms(self) -> float:
+        """Latency summed over the links of each event's merged shortest routes, over all events."""
+        sets = self.demand.destinations(self.classes)
+        sets = TerminalSets(sets.start, sets.node, self.demand.count.astype(np.float64))
+        merged, _ = sets.distinct()
+        below = self.overlay.underlay
+        order = np.argsort(merged.node[merged.start[:-1]], kind="stable")
+        merged = merged.take(order)
+        return _merged_over_underlay(below, merged) if below is not None else _merged(self.overlay, merged)
+
+    def _bounds(self, sets: TerminalSets) -> npt.NDArray[np.float64]:
+        below = self.overlay.underlay
+        if below is None:
+            return lower_bounds(self.overlay, sets, "price")
+        start, neighbor, weight = _money_graph(below)
+        moved = TerminalSets(sets.start, (sets.node + below.routers).astype(np.int32), sets.weight)
+        return dual_ascent(start, neighbor, weight, moved)
+
+    def _sampled_bound(self) -> Bound:
+        """A ratio estimate: the share of `opt` that the bound reaches, over sets drawn by what they cost.
+
+        Drawing set i with probability proportional to weight times tree cost makes the mean of bound / tree
+        cost over the draws an unbiased estimate of total bound / opt; it varies by a percent or so from set
+        to set, which makes the interval narrow.
+        """
+        rng = np.random.default_rng(self.seed)
+        tree = self._tree_costs
+        paid = self.sets.weight * tree
+        if not paid.any():
+            return Bound(0.0, 0.0, 0, len(self.sets))
+        drawn = rng.choice(len(self.sets), size=self.sample, p=paid / paid.sum())
+        unique, counts = np.unique(drawn, return_counts=True)
+        ratio = self._bounds(self.sets.take(unique)) / tree[unique]
+        mean = float(np.average(ratio, weights=counts))
+        spread = float(np.sqrt(np.average((ratio - mean) ** 2, weights=counts) / self.sample))
+        return Bound(
+            mean * self.opt, max(0.0, mean - 1.96 * spread) * self.opt, len(unique), len(self.sets)
+        )
+
+    @cached_property
+    def _tree_costs(self) -> npt.NDArray[np.float64]:
+        return steiner_costs(self.overlay, self.sets)
+
+
+def steiner_costs(overlay: Overlay, sets: TerminalSets) -> npt.NDArray[np.float64]:
+    """Money per 10^9 bytes of a tree for each set, from its root: the better of the ways we know.
+
+    Grown block by block: from the root at the price of each direction, or, where prices are the same both
+    ways, from every terminal.
+    """
+    price = overlay.price
+    if price.size and (price == price.flat[0]).all():
+        return Steiner.of(overlay, "hops").costs(sets, "blocks") * float(price.flat[0])
+    if np.array_equal(price[:, 0], price[:, 1]):
+        return Steiner.of(overlay, "mean_price").costs(sets, "blocks")
+    return Steiner.of(overlay, "price").costs(sets, "blocks")
+
+
+def _money_graph(
+    below: Underlay,
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
+    """Routers, then brokers hung on them by their access links, with a price per arc."""
+    brokers = len(below.attachment)
+    access = np.column_stack((below.routers + np.arange(brokers), below.attachment))
+    ends = np.concatenate((below.ends, access)).astype(np.int32)
+    rows = adjacency(below.routers + brokers, ends)
+    return rows.start, rows.neighbor, below.link_price[rows.link, rows.direction]
+
+
+def _merged(overlay: Overlay, sets: TerminalSets) -> float:
+    """Sets are sorted by root."""
+    root = sets.node[sets.start[:-1]]
+    roots = np.unique(root)
+    total = 0.0
+    stamp = np.zeros(len(overlay), dtype=np.int64)
+    for first in range(0, len(roots), _SOURCES_AT_ONCE):
+        sources = roots[first : first + _SOURCES_AT_ONCE]
+        found = all_pairs(overlay, "latency", sources=sources.tolist())
+        inside = np.flatnonzero((root >= sources[0]) & (root <= sources[-1]))
+        part = sets.take(inside)
+        row = np.searchsorted(sources, root[inside]).astype(np.int64)
+        total += union_of_paths(
+            found.distance,
+            found.predecessor.astype(np.int32),
+            row,
+            part.start,
+            part.node,
+            part.weight,
+            stamp,
+        )
+        stamp[:] = 0
+    return total
+
+
+def _merged_over_underlay(below: Underlay, sets: TerminalSets) -> float:
+    """The same over routers; the access links of both ends are crossed once each."""
+    root = sets.node[sets.start[:-1]]
+    total = 0.0
+    stamp = np.zeros(below.routers, dtype=np.int64)
+    for source in np.unique(root).tolist():
+        part = sets.take(np.flatnonzero(root == source))
+        distance, predecessor = below.routes_from(int(below.attachment[source]))
+        row = np.zeros(len(part), dtype=np.int64)
+        moved = below.attachment[part.node].astype(np.int32)
+        total += union_of_paths(distance, predecessor, row, part.start, moved, part.weight, stamp)
+        stamp[:] = 0
+        leaving = np.diff(part.start) > 1
+        total += float(below.access_latency_ms[source] * part.weight[leaving].sum())
+        length = np.diff(part.start)
+        others = np.ones(len(part.node), dtype=bool)
+        others[part.start[:-1]] = False
+        total += float((below.access_latency_ms[part.node] * np.repeat(part.weight, length))[others].sum())
+    return total
+
+
+@compiled
+def union_of_paths(
+    distance: npt.NDArray[np.float64],
+    predecessor: npt.NDArray[np.int32],
+    row: npt.NDArray[np.int64],
+    start: npt.NDArray[np.int64],
+    node: npt.NDArray[np.int32],
+    weight: npt.NDArray[np.float64],
+    stamp: npt.NDArray[np.int64],
+) -> float:
+    """Sum over sets of weight times the length of the union of tree paths from the root to the others.
+
+    `stamp` holds zeros, one per node. O(links of the unions).
+    """
+    total = 0.0
+    for i in range(len(row)):
+        length = 0.0
+        stamp[node[start[i]]] = i + 1
+        for k in range(start[i] + 1, start[i + 1]):
+            v = node[k]
+            while stamp[v] != i + 1:
+                stamp[v] = i + 1
+                above = predecessor[row[i], v]
+                length += distance[row[i], v] - distance[row[i], above]
+                v = above
+        total += length * weight[i]
+    return total

@@ -1,0 +1,56 @@
+"""What was priced is what runs: any plan, priced and routed, message for message."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from worlds import World, plans, worlds
+
+from ramify.overlay.simulator import Simulated, Simulator
+from ramify.planning.check import _form
+from ramify.planning.plan import Plan
+from ramify.planning.pricing import Price, price
+
+
+def same(priced: Price, done: Simulated) -> None:
+    for name in ("messages", "payload", "wire", "leg_messages"):
+        np.testing.assert_array_equal(getattr(priced, name), getattr(done, name), err_msg=name)
+    for name in ("matchings", "broker_duplicates", "link_duplicates", "visits", "waste"):
+        assert getattr(priced, name) == getattr(done, name), name
+
+
+@st.composite
+def planned(draw: st.DrawFn) -> tuple[World, Plan]:
+    world = draw(worlds())
+    return world, draw(plans(world))
+
+
+@given(planned())
+def test_any_plan_is_routed_as_it_is_priced_pattern_by_pattern(case: tuple[World, Plan]) -> None:
+    world, plan = case
+    assert list(_form(plan, world.problem)) == []
+    done = Simulator(plan).simulate_demand(world.demand)
+    same(price(plan, world.demand), done)
+
+
+@given(planned())
+def test_any_plan_is_routed_as_it_is_priced_batch_by_batch(case: tuple[World, Plan]) -> None:
+    world, plan = case
+    done = Simulator(plan).simulate_events([world.batch])
+    same(price(plan, world.demand), done)
+    assert set(done.delivered) <= world.wanted()
+    assert all(count == 1 for count in done.delivered.values())
+
+
+@given(planned())
+def test_the_pricer_knows_who_is_not_reached(case: tuple[World, Plan]) -> None:
+    world, plan = case
+    priced = price(plan, world.demand)
+    done = Simulator(plan).simulate_events([world.batch])
+    members = [len(group) for group in world.classes.members]
+    wanted = sum(int(world.demand.count[i]) * len(world.demand[i]) for i in range(len(world.demand)))
+    assert priced.deliveries + priced.undelivered == wanted
+    if max(members, default=1) == 1 and not any(
+        len(c.serves) and (c.serves.at != world.classes.broker[c.serves.classes]).any()
+        for c in plan.channels
+    ):
+        assert len(done.delivered) == priced.deliveries
