@@ -21,8 +21,9 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
 	@touch $@
 
-demo: $(READY) ## Generate a shop's events over 41 cloud regions, match them, show who gets what
-	@$(BIN)/ramify demo
+demo: $(READY) ## Plan a shop's events over 41 cloud regions: what each scheme costs, the way of one event
+	@mkdir -p build
+	@$(BIN)/ramify demo --out build/demo-plan.json
 
 test: $(READY) ## Run the tests
 	@$(BIN)/python -m pytest -n $(WORKERS)

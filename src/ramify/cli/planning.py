@@ -35,6 +35,7 @@ from ramify.content.subscriptions import Subscriptions, read_subscriptions
 from ramify.errors import InputError, PlanError
 from ramify.network.overlay import Overlay
 from ramify.network.specs import overlay_from
+from ramify.overlay.headers import Kind
 from ramify.overlay.simulator import Simulator, Step
 from ramify.planning.auto import Row, Weights
 from ramify.planning.classes import Classes
@@ -48,7 +49,17 @@ from ramify.workloads.catalog import workload_from
 
 __all__: list[str] = []
 
-_MATCHES_SHOWN = 5
+_MATCHES_SHOWN = 3
+_REASONS_SHOWN = 3
+_NAME_WIDTH = 20
+_WAYS = {
+    Kind.TREE: "channel",
+    Kind.LEG: "leg to",
+    Kind.NOTE: "notification",
+    Kind.CARRIED: "tree in header,",
+    Kind.LIST: "list in header,",
+    Kind.COPY: "copy,",
+}
 
 
 @app.command()
@@ -166,9 +177,10 @@ def demo(
     )
     plan(workload=f"demo:events={events}", write=write, seed=seed)
     say("\nThe way of one event on the new plan:\n")
-    batch = next(workload.batches())
     made = read_plan(write)
-    _told_row(made, batch, 0).show()
+    batch = next(workload.batches())
+    told = (_told_row(made, batch, row) for row in range(min(batch.num_rows, 200)))
+    next((one for one in told if len(one.steps) > 2), _told_row(made, batch, 0)).show()
 
 
 # ----------------------------------------------------------------------------------------------- inputs
@@ -261,7 +273,8 @@ def _headline(found: Comparison) -> str:
             f"Saves {percent} against {found.today.name}: {found.best.name}. "
             "(The log spans no time: --hours scales it to a month.)"
         )
-    return f"Saves ${saving:,.2f} a month ({percent}) against {found.today.name}: {found.best.name}."
+    amount = f"${saving:,.2f}" if saving >= 0.01 else "less than $0.01"
+    return f"Saves {amount} a month ({percent}) against {found.today.name}: {found.best.name}."
 
 
 def _show(study: Study, found: Comparison) -> None:
@@ -287,17 +300,23 @@ def _show(study: Study, found: Comparison) -> None:
 
 
 def _table(found: Comparison) -> Table:
-    table = Table(caption=_caption(found))
-    table.add_column("scheme", no_wrap=True)
-    for name in ("channels", "cost", "held-out", "$/month", "gap", "p99 ms", "filters", "s"):
-        table.add_column(name, justify="right", no_wrap=True)
-    rows = sorted(
-        {row.name: row for row in (*found.outcome.rows, found.today)}.values(), key=lambda row: row.score
-    )
-    for row in rows:
+    table = _plain_table(caption=_caption(found), caption_justify="left")
+    table.add_column("scheme", no_wrap=True, width=_NAME_WIDTH)
+    widths = {"trees": 5, "cost": 7, "held-out": 8, "$/month": 7, "gap": 5, "p99 ms": 6, "state": 5}
+    for name, width in widths.items():
+        table.add_column(name, justify="right", no_wrap=True, min_width=width)
+    for row in found.everything:
         style = "bold green" if found.best is not None and row.name == found.best.name else None
-        mark = " (today)" if row.name == found.today.name else ""
+        mark = "*" if row.name == found.today.name else ""
         table.add_row(*_cells(row, mark), style=style or ("dim" if not row.allowed else None))
+    return table
+
+
+def _plain_table(*columns: str, **options: Any) -> Table:
+    """Columns apart by two spaces: what fits eighty characters."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold underline", **options)
+    for name in columns:
+        table.add_column(name, no_wrap=True)
     return table
 
 
@@ -305,15 +324,18 @@ def _caption(found: Comparison) -> str:
     bound = found.today.test.yardstick.bound if found.today.test is not None else None
     certificate = "" if bound is None or bound.exact else f" (estimated from {bound.certified:,} sets)"
     return (
-        "cost, held-out: money a month for the payload, on the events planned with and on unseen ones; "
-        "$/month: headers included; gap: held-out cost over what no plan can beat" + certificate
+        "cost, held-out: money a month for payload, on events planned with and unseen;\n"
+        "$/month: with headers; gap: held-out cost over what no plan can beat" + certificate + ";\n"
+        "p99 ms: of deliveries; state: filters stored per broker; *: today; ✗: breaks a rule"
     )
 
 
 def _cells(row: Row, mark: str) -> list[str]:
-    name = row.name + mark + (" ✗" if not row.allowed else "")
+    mark += " ✗" if not row.allowed else ""
+    room = _NAME_WIDTH - len(mark)
+    name = (row.name if len(row.name) <= room else f"{row.name[: room - 1]}…") + mark
     if row.train is None or row.test is None or row.plan is None:
-        return [name, *["-"] * 7, f"{row.seconds:.1f}"]
+        return [name, *["-"] * 7]
     train, test = row.train, row.test
     return [
         name,
@@ -321,29 +343,29 @@ def _cells(row: Row, mark: str) -> list[str]:
         _money(train.cost * (train.per_month or 1)),
         _money(test.cost * (test.per_month or 1)),
         _money(test.money * (test.per_month or 1)),
-        f"{test.gap:.3f}",
-        f"{test.ms.p99:.0f}",
+        f"{test.gap:.3f}" if test.gap < 10 else f"{test.gap:.1f}",
+        f"{test.ms.p99:,.0f}",
         f"{test.state.filters.mean():,.0f}",
-        f"{row.seconds:.1f}",
     ]
 
 
 def _money(value: float) -> str:
-    return f"{value:,.2f}" if value >= 0.01 or value == 0 else f"{value:.2g}"
+    if value >= 1_000:
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if value >= 0.01 or value == 0 else "<0.01"
 
 
 def _discarded(found: Comparison) -> list[str]:
-    rows = {row.name: row for row in (*found.outcome.rows, found.today)}.values()
-    return [
-        f"{row.name}: {row.reason or 'breaks ' + '; '.join(row.broken[:3])}"
-        + (f" and {len(row.broken) - 3} more" if len(row.broken) > 3 else "")
-        for row in rows
-        if not row.allowed
-    ]
+    """Each reason once, with the schemes that it holds for."""
+    why: dict[str, list[str]] = {}
+    for row in found.everything:
+        if not row.allowed:
+            for reason in [row.reason] if row.reason is not None else row.broken[:_REASONS_SHOWN]:
+                why.setdefault(reason, []).append(row.name)
+    return [f"{', '.join(names)}: {reason}" for reason, names in why.items()]
 
 
 def _summary(study: Study, found: Comparison) -> dict[str, Any]:
-    rows = {row.name: row for row in (*found.outcome.rows, found.today)}
     bound = found.today.test.yardstick.bound if found.today.test is not None else None
     return {
         "headline": _headline(found),
@@ -356,7 +378,7 @@ def _summary(study: Study, found: Comparison) -> dict[str, Any]:
         "unknown_publishers": sum(study.unknown.values()),
         "bound": None if bound is None else {"value": bound.value, "low": bound.low, "exact": bound.exact},
         "schemes": {
-            name: {
+            row.name: {
                 "allowed": row.allowed,
                 "broken": list(row.broken),
                 "reason": row.reason,
@@ -364,7 +386,7 @@ def _summary(study: Study, found: Comparison) -> dict[str, Any]:
                 "train": None if row.train is None else dict(row.train.figures()),
                 "test": None if row.test is None else {**row.test.figures(), "gap": row.test.gap},
             }
-            for name, row in rows.items()
+            for row in found.everything
         },
     }
 
@@ -400,8 +422,8 @@ class _Told:
         if len(members) > _MATCHES_SHOWN:
             others = sorted({row.broker for row, _ in members[_MATCHES_SHOWN:]})
             say(f"\n... and {len(members) - _MATCHES_SHOWN} more at {', '.join(others)}")
-        table = Table("at ms", "from", "to", "by", "bytes", "price per GB", "cost")
-        for column in table.columns[4:]:
+        table = _plain_table("at ms", "from", "to", "by", "bytes", "cost")
+        for column in (table.columns[0], *table.columns[4:]):
             column.justify = "right"
         for link in self._links():
             table.add_row(
@@ -410,9 +432,9 @@ class _Told:
                 link["to"],
                 link["by"],
                 f"{link['bytes']:,}",
-                f"{link['price_per_gb']:g}",
                 f"{link['cost']:.3g}",
             )
+        say("")
         out.print(table)
         say(f"cost {self._cost():.3g} for this event, headers included")
 
@@ -449,7 +471,7 @@ class _Told:
                     "at_ms": step.at_ms,
                     "from": a,
                     "to": b,
-                    "by": f"{step.header.kind.name.lower()} {self._channels(step)}".strip(),
+                    "by": f"{_WAYS[step.header.kind]} {self._channels(step)}".strip(),
                     "bytes": size,
                     "price_per_gb": per_gb,
                     "cost": per_gb * size / 1e9,

@@ -14,7 +14,7 @@ import pyarrow as pa
 from ramify.content.filters import Filter
 from ramify.errors import InputError
 from ramify.network.overlay import Overlay
-from ramify.planning.auto import Outcome, Row, Weights, auto
+from ramify.planning.auto import Row, Weights, auto
 from ramify.planning.catalog import SCHEMES, make_plan, scheme_from
 from ramify.planning.check import check
 from ramify.planning.classes import Classes
@@ -55,14 +55,19 @@ class Comparison:
 
     Attributes
     ----------
-    outcome      every scheme's row, and the chosen one
+    rows         every scheme's, in the order tried
     today        the row of what is run today
     best         the cheapest plan that keeps every rule, today's among them; None when none does
     """
 
-    outcome: Outcome
+    rows: tuple[Row, ...]
     today: Row
     best: Row | None
+
+    @property
+    def everything(self) -> tuple[Row, ...]:
+        """All rows, today's among them, the cheapest on the validation window first."""
+        return tuple(sorted((*self.rows, self.today), key=lambda row: row.score))
 
     @property
     def saving(self) -> float | None:
@@ -152,19 +157,24 @@ def compare(
     """
     keeps = _keeper(study)
     now = _today(study, today, weights or Weights(), seed, keeps)
-    asked = [_with_budget(spec, seconds) for spec in (_defaults() if specs is None else specs)]
+    asked = {
+        _with_budget(spec, seconds): spec
+        for spec in (_defaults() if specs is None else specs)
+        if spec != today
+    }
     outcome = auto(
         study.problem,
         study.validation,
         study.test,
-        [spec for spec in asked if spec != today],
+        list(asked),
         weights=weights,
         seed=seed,
         progress=progress,
         keeps=keeps,
     )
-    allowed = [row for row in (now, *outcome.rows) if row.allowed]
-    return Comparison(outcome, now, min(allowed, key=lambda row: row.score, default=None))
+    rows = tuple(replace(row, name=asked[row.name]) for row in outcome.rows)
+    best = min((row for row in (now, *rows) if row.allowed), key=lambda row: row.score, default=None)
+    return Comparison(rows, now, best)
 
 
 def _keeper(study: Study) -> Callable[[Price], list[str]]:
@@ -172,7 +182,7 @@ def _keeper(study: Study) -> Callable[[Price], list[str]]:
 
     def keeps(priced: Price) -> list[str]:
         check(priced.plan, study.problem)
-        return [fault.rule for fault in broken(priced, study.rules)]
+        return [str(fault) for fault in broken(priced, study.rules)]
 
     return keeps
 

@@ -16,8 +16,8 @@ Guarantee  On the training window never above the better of the best-root shorte
            tree, the last step never rises. Every tree kept is the cheapest for some set.
 Cost       A candidate tree costs O(n log n + m + terminals log terminals), a round as much per tree and
            the swaps.
-Departures None: the scheme is our own. Trees are measured by the mean price of a link, so with a price per
-           direction the publisher's broker, which goes by the price, may pick another tree than planned.
+Departures None: the scheme is our own. Swaps and new trees go by the mean price of a link; which of them
+           are kept, and which set travels which tree, by the price in the direction travelled.
 """
 
 from dataclasses import dataclass
@@ -27,10 +27,19 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.errors import InputError
+from ramify.network.overlay import Overlay
 from ramify.network.swaps import improve
 from ramify.network.terminals import TerminalSets
 from ramify.network.tree_kernels import kruskal
-from ramify.network.trees import Tree, best_root_spt, closed, measured, minimum_spanning_tree, tree_lengths
+from ramify.network.trees import (
+    MeasuredTree,
+    Tree,
+    best_root_spt,
+    closed,
+    measured,
+    minimum_spanning_tree,
+    tree_lengths,
+)
 from ramify.planning.plan import Plan, Stamped
 from ramify.planning.problem import Problem
 from ramify.planning.scheme import Progress, channel, put_together, silent
@@ -112,7 +121,7 @@ def _first(problem: Problem) -> Tree:
         best_root_spt(problem.overlay, problem.sets, problem.weight),
         minimum_spanning_tree(problem.overlay, problem.weight),
     )
-    return min(ways, key=lambda tree: measured(problem.overlay, tree, problem.weight).total(problem.sets))
+    return min(ways, key=lambda tree: float(_costs(problem, tree) @ problem.sets.weight))
 
 
 def _split(sets: int, rng: np.random.Generator) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -142,7 +151,8 @@ class _Search:
         # Without a held part the fit chooses, which is the last state.
         self.judges = held if len(held) else fit
         self.deadline = deadline
-        self.optimum = problem.steiner.costs(self.sets)
+        steiner = problem.steiner if _even(problem.overlay) else problem.directed_steiner
+        self.optimum = steiner.costs(self.sets)
         self.trees = [first]
         self.costs = [self._cost(first)]  # per tree, of all sets
         self.best = [first]
@@ -197,9 +207,13 @@ class _Search:
         owner = np.argmin(self.costs, axis=0)[self.fit]
         for k in range(len(self.trees)):
             mine = self.fit[owner == k]
-            if len(mine):
-                self.trees[k] = self._improved(self.trees[k], mine)
-                self.costs[k] = self._cost(self.trees[k])
+            if not len(mine):
+                continue
+            better = self._improved(self.trees[k], mine)
+            cost = self._cost(better)
+            # Swaps go by mean prices: with a price per direction, what they gain may be lost again.
+            if self._total(cost, mine) < self._total(self.costs[k], mine):
+                self.trees[k], self.costs[k] = better, cost
 
     def _grown(self, tree: Tree, now: Floats) -> tuple[Tree, Floats, float]:
         """A new tree improved on the sets it wins, as long as that gains; its costs and the total then."""
@@ -236,13 +250,40 @@ class _Search:
         return improve(self.overlay, tree, mine, self.problem.weight, seconds=left).tree
 
     def _cost(self, tree: Tree) -> Floats:
-        return measured(self.overlay, tree, self.problem.weight).costs(self.sets)
+        return _costs(self.problem, tree)
 
     def _total(self, cost: Floats, rows: npt.NDArray[np.int64]) -> float:
         return float(cost[rows] @ self.sets.weight[rows])
 
     def _judged(self) -> float:
         return self._total(np.min(self.costs, axis=0), self.judges)
+
+
+def _even(overlay: Overlay) -> bool:
+    """Whether every link costs the same both ways."""
+    return np.array_equal(overlay.price[:, 0], overlay.price[:, 1])
+
+
+def _costs(problem: Problem, tree: Tree) -> Floats:
+    """float64[s]: what each set costs on a tree when its root publishes, each link at the price of its way.
+
+    Only the links between the root and the highest broker of the set's sub-tree are crossed upward.
+    """
+    overlay, sets = problem.overlay, problem.sets
+    if _even(overlay):
+        return measured(overlay, tree, problem.weight).costs(sets)
+    turned = Overlay(
+        overlay.name, overlay.brokers, overlay.ends, overlay.price[:, ::-1], overlay.latency_ms
+    )
+    down, up = tree_lengths(overlay, tree, "price"), tree_lengths(turned, tree, "price")
+    downward = MeasuredTree.of(tree, down)
+    position = downward.tin[sets.node]
+    leftmost = tree.order[np.minimum.reduceat(position, sets.start[:-1])]
+    rightmost = tree.order[np.maximum.reduceat(position, sets.start[:-1])]
+    top = downward.lca(leftmost, rightmost)
+    further = MeasuredTree.of(tree, up - down).depth
+    cost: Floats = downward.costs(sets) + further[sets.node[sets.start[:-1]]] - further[top]
+    return cost
 
 
 def _around(tree: Tree, length: Floats, above: npt.NDArray[np.int32], below: npt.NDArray[np.int32]) -> Tree:

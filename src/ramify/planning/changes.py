@@ -1,0 +1,572 @@
+"""Subscriptions come and go, re-plans are weighed: section VI of Majumder et al. (2009), on plans alone.
+
+Owns the next revision of a plan when one subscription is added or deleted, the rows of broker tables that
+change with it, and the threshold rule for installing a re-plan. Nothing here talks to a broker.
+
+Problem    Keep a plan serving everyone while subscriptions change, without planning again each time.
+Idea       A new subscription joins the group whose cost it raises least on the present sample, on the tree
+           that the group has. Now and then a fresh plan is made, and installed when the share of the cost
+           that it saves exceeds a threshold.
+Guarantee  The increase is exact on the demand, at the price of each direction; the group is a true minimum.
+           Applying the changes of tables to the old tables gives the new plan's, at every broker.
+Cost       O(groups * (n log n + what the matched patterns match)) to choose, O(n) rows per channel joined.
+Departures Ties, which are the rule where the sample has nothing for the newcomer: the largest overlap of
+           filters (values that both ask for; where no group shares any, members that overlap), then the
+           least mean price of the way from the publishers, then the lowest channel. A class whose last
+           member goes keeps its number and its place, out of all tables, so that whoever asks the same
+           again at the same broker finds it there. Re-plans keep the numbers too; when the vacant have
+           become many, collapse the subscriptions anew and replace tables whole.
+
+A coordinator keeps plan and sample in step. `matched` says which patterns of its sample the newcomer
+matches: it has the events, this module does not.
+
+    change = add_subscription(plan, subscription, demand, matched)
+    plan, demand = change.plan, change.follow(demand, matched)   # and send change.tables
+    change = delete_subscription(plan, id_)
+    plan, demand = change.plan, change.follow(demand)            # and send change.tables
+    if replan(plan, fresh, demand, threshold).install:           # fresh: planned with plan.classes
+        send(table_changes(plan, fresh))
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import isfinite
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ramify.content.encoding import access_paths
+from ramify.content.filters import Filter
+from ramify.content.subscriptions import Subscription
+from ramify.errors import InputError, PlanError
+from ramify.network.trees import MeasuredTree, Tree
+from ramify.planning.classes import Classes
+from ramify.planning.demand import Demand
+from ramify.planning.layout import Hops
+from ramify.planning.plan import AnyOf, Channel, Everything, Plan, Pruning, Serves, Stamped
+from ramify.planning.pricing import price
+from ramify.planning.state import _asked, _stores_all, _toward_entry
+from ramify.planning.yardstick import GB
+
+__all__ = [
+    "BrokerChange",
+    "Change",
+    "Decision",
+    "Does",
+    "Row",
+    "add_subscription",
+    "broker_table",
+    "delete_subscription",
+    "replan",
+    "table_changes",
+]
+
+Floats = npt.NDArray[np.float64]
+Longs = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+ROUNDING = 1e-9
+"""Increases that differ by less than this share are equal."""
+COMPARED = 8
+"""Members of a group that are compared with a filter, where no value of an attribute tells groups apart."""
+
+
+class Does(StrEnum):
+    """What a broker does with an event that matches a row's class."""
+
+    SEND = "send"
+    """Send it to the next broker on the channel's tree."""
+    HERE = "here"
+    """Hand it to the class's subscribers."""
+    NOTIFY = "notify"
+    """Send the final notification to the class's host, as its proxy."""
+    ADMIT = "admit"
+    """Put it on the channel: a leg to `broker` where there is a tree, else its host is a destination."""
+
+
+class Row(NamedTuple):
+    """One row of a broker's table; brokers are indices. `region` is as in `Serves`: -1 always holds."""
+
+    channel: int
+    class_id: int
+    does: Does
+    broker: int
+    region: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerChange:
+    """The rows that a broker adds and removes, in order."""
+
+    add: tuple[Row, ...] = ()
+    remove: tuple[Row, ...] = ()
+
+    def apply(self, table: frozenset[Row]) -> frozenset[Row]:
+        """The table afterwards."""
+        return (table - frozenset(self.remove)) | frozenset(self.add)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The next revision of a plan.
+
+    Attributes
+    ----------
+    plan        the revision itself
+    tables      broker index -> what changes there; brokers where nothing does are not in it
+    class_id    the class that was joined or left
+    channels    that began or ceased to carry the class
+    increase    what the chosen group costs more on the demand; None where there was no group to choose
+    """
+
+    plan: Plan
+    tables: Mapping[int, BrokerChange]
+    class_id: int
+    channels: tuple[int, ...] = ()
+    increase: float | None = None
+
+    def follow(self, demand: Demand, matched: Bools | None = None) -> Demand:
+        """The demand in step with the plan: the class is matched while it has a member."""
+        if self.plan.classes.vacant[self.class_id]:
+            return demand.without_class(self.class_id)
+        return demand if matched is None else demand.with_class(self.class_id, matched)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether to install a re-plan: its saving, a share of the old cost, exceeds the threshold."""
+
+    install: bool
+    old_cost: float
+    new_cost: float
+    saving: float
+
+
+# --------------------------------------------------------------------------------------- subscriptions
+
+
+def add_subscription(
+    plan: Plan, subscription: Subscription, demand: Demand, matched: Bools | None = None
+) -> Change:
+    """The plan with one more subscription. See the module.
+
+    `matched` is bool[p]: the patterns of the demand that it matches; None is none of them. It joins its
+    class where that has a place already; else one group, or every channel where each serves everybody.
+    Raises `PlanError` for plans of other kinds and where a tree does not reach its broker: those must be
+    planned again. `InputError` for an id that exists, a client that is elsewhere.
+    """
+    if matched is not None and len(matched) != len(demand):
+        raise InputError(
+            f"matched says {len(matched)} patterns, the demand has {len(demand)}. Say each once."
+        )
+    at = plan.attachments.get(subscription.client, subscription.broker)
+    if at != subscription.broker:
+        raise InputError(
+            f"subscription {subscription.id!r} is at {subscription.broker!r}, but its client "
+            f"{subscription.client!r} is attached to {at!r}. Subscribe there, or attach it anew."
+        )
+    classes, k = plan.classes.with_subscription(subscription, plan.overlay)
+    joined = _carrying(plan, k)
+    if joined:
+        revived = joined if plan.classes.vacant[k] else ()
+        return _changed(plan, replace(plan, classes=classes), k, revived)
+    chosen, increase = _place(plan, classes, k, demand, matched)
+    channels = tuple(
+        replace(channel, serves=_with_class(channel.serves, k, int(classes.broker[k])))
+        if c in chosen
+        else channel
+        for c, channel in enumerate(plan.channels)
+    )
+    return _changed(plan, replace(plan, classes=classes, channels=channels), k, chosen, increase)
+
+
+def delete_subscription(plan: Plan, id_: str) -> Change:
+    """The plan without one subscription; any kind of plan. `InputError` for an id that it has not.
+
+    The last member of a class takes it out of every table; see the module for what becomes of it.
+    """
+    classes, k = plan.classes.without_subscription(id_)
+    left = _carrying(plan, k) if classes.vacant[k] else ()
+    return _changed(plan, replace(plan, classes=classes), k, left)
+
+
+def replan(old: Plan, new: Plan, demand: Demand, threshold: float) -> Decision:
+    """Install when (cost(old) - cost(new)) / cost(old) > threshold; a plan that costs nothing stays.
+
+    Both are priced on the same demand, so they must number classes alike. Raises `PlanError` for a new
+    plan that leaves events undelivered, `InputError` for a threshold below 0.
+    """
+    if not (isfinite(threshold) and threshold >= 0):
+        raise InputError(f"threshold = {threshold!r}. Allowed: a share of the cost, 0 or more.")
+    _require_same_classes(old.classes, new.classes)
+    before, after = price(old, demand), price(new, demand)
+    if after.undelivered:
+        raise PlanError(
+            f"plan {new.scheme} cannot replace {old.scheme}:",
+            [f"it leaves {after.undelivered} matches undelivered. Check it against its problem."],
+        )
+    saving = (before.cost - after.cost) / before.cost if before.cost > 0 else 0.0
+    return Decision(saving > threshold, before.cost, after.cost, saving)
+
+
+def _changed(
+    old: Plan, new: Plan, k: int, channels: Sequence[int], increase: float | None = None
+) -> Change:
+    return Change(new, table_changes(old, new), k, tuple(channels), increase)
+
+
+def _carrying(plan: Plan, k: int) -> tuple[int, ...]:
+    return tuple(c for c, channel in enumerate(plan.channels) if (channel.serves.classes == k).any())
+
+
+def _with_class(serves: Serves, k: int, host: int) -> Serves:
+    at = int(np.searchsorted(serves.classes, k))
+    parts = ((serves.classes, k), (serves.at, host), (serves.region, -1))
+    return Serves(*(np.insert(part, at, value).astype(np.int32) for part, value in parts))
+
+
+def _place(
+    plan: Plan, classes: Classes, k: int, demand: Demand, matched: Bools | None
+) -> tuple[tuple[int, ...], float | None]:
+    """The channels that a class joins, and the increase where one of several groups was chosen."""
+    n, host = len(plan.overlay), int(classes.broker[k])
+    if not plan.channels:
+        raise _must_replan(plan, "it has no channel yet")
+    if all(_is_group(plan, channel) for channel in plan.channels):
+        found = _Groups(plan, host, demand, matched)
+        if not found.spanning:
+            raise _must_replan(plan, "none of its trees spans the overlay")
+        return found.cheapest(classes.filters[k])
+    if not all(_serves_everybody(plan, channel) for channel in plan.channels):
+        raise _must_replan(plan, "its channels divide events by cells, expressions, regions or proxies")
+    for channel in plan.channels:
+        if channel.tree is not None and host not in _tree(channel, n).order:
+            at = plan.overlay.brokers[host]
+            raise _must_replan(plan, f"the tree of channel {channel.name} does not reach {at}")
+    return tuple(range(len(plan.channels))), None
+
+
+def _must_replan(plan: Plan, why: str) -> PlanError:
+    what = f"plan {plan.scheme} cannot take a new class of subscriptions; it must be planned again:"
+    return PlanError(what, [why])
+
+
+def _is_group(plan: Plan, channel: Channel) -> bool:
+    return (
+        isinstance(channel.admits.content, AnyOf)
+        and channel.admits.publishers is None
+        and channel.pruning is Pruning.FILTER
+        and (channel.entry.targets is None or bool((channel.entry.targets < 0).all()))
+        and _at_hosts(plan, channel)
+    )
+
+
+def _serves_everybody(plan: Plan, channel: Channel) -> bool:
+    return (
+        isinstance(channel.admits.content, AnyOf | Everything | Stamped)
+        and len(np.unique(channel.serves.classes)) == len(plan.classes)
+        and _at_hosts(plan, channel)
+    )
+
+
+def _at_hosts(plan: Plan, channel: Channel) -> bool:
+    serves = channel.serves
+    return bool((serves.region < 0).all() and (serves.at == plan.classes.broker[serves.classes]).all())
+
+
+# ---------------------------------------------------------------------------------------------- groups
+
+
+class _Groups:
+    """What a class at a host would add to the cost of each group.
+
+    Hang a tree from the host. An event that matches travels the least sub-tree that joins its publisher's
+    broker and the hosts which the group serves it to; the lowest common ancestor of those is where
+    the new branch begins. The increase is the price of the way from there, times the bytes of the event.
+    """
+
+    def __init__(self, plan: Plan, host: int, demand: Demand, matched: Bools | None) -> None:
+        self._plan = plan
+        self._demand = demand
+        self._host = host
+        trees = [_tree(channel, len(plan.overlay)) for channel in plan.channels]
+        self.spanning = [c for c, tree in enumerate(trees) if len(tree) == len(plan.overlay)]
+        self._hung = _priced(plan, [trees[c].rerooted(host) for c in self.spanning])
+        seen = (
+            np.zeros(len(demand), dtype=np.bool_)
+            if matched is None
+            else np.asarray(matched, dtype=np.bool_)
+        )
+        self._rows = np.flatnonzero(seen & (demand.publisher != host))
+
+    def cheapest(self, wanted: Filter) -> tuple[tuple[int, ...], float]:
+        """The group to join and what it costs more. Ties: see the module."""
+        pairs = self._pairs()
+        rises = np.array([self._increase(place, pairs) for place in range(len(self.spanning))])
+        least = float(rises.min())
+        tied = np.flatnonzero(rises <= least + ROUNDING * abs(least)).tolist()
+        if len(tied) > 1:
+            tied = _most_alike(self._plan, wanted, [self.spanning[place] for place in tied], tied)
+        best = min(tied, key=lambda place: (self._mean_distance(place), place))
+        return (self.spanning[best],), float(rises[best])
+
+    def _pairs(self) -> tuple[Longs, npt.NDArray[np.int32]]:
+        """(place in the matched rows, class) of all that they match away from their publisher's broker."""
+        taken = self._demand.take(self._rows)
+        row = np.repeat(np.arange(len(taken)), np.diff(taken.start))
+        away = self._plan.classes.broker[taken.classes] != taken.publisher[row]
+        return row[away], taken.classes[away]
+
+    def _increase(self, place: int, pairs: tuple[Longs, npt.NDArray[np.int32]]) -> float:
+        hung, _ = self._hung[place]
+        served = np.zeros(len(self._plan.classes), dtype=np.bool_)
+        served[self._plan.channels[self.spanning[place]].serves.classes] = True
+        row, classes = pairs[0][served[pairs[1]]], pairs[1][served[pairs[1]]]
+        low = hung.tin[self._demand.publisher[self._rows]].copy()
+        high = low.copy()
+        at = hung.tin[self._plan.classes.broker[classes]]
+        np.minimum.at(low, row, at)
+        np.maximum.at(high, row, at)
+        order = hung.tree.order
+        begins = hung.lca(order[low], order[high])
+        return float(hung.depth[begins] @ self._demand.size[self._rows].astype(np.float64)) / GB
+
+    def _mean_distance(self, place: int) -> float:
+        """From the publishers of the demand, by events; from every broker where there are none."""
+        weight = np.bincount(
+            self._demand.publisher, weights=self._demand.count, minlength=len(self._plan.overlay)
+        )
+        if not weight.any():
+            weight[:] = 1.0
+        hung, length = self._hung[place]
+        away = hung.depth if length is None else length
+        return float(weight @ away) / float(weight.sum())
+
+
+def _priced(plan: Plan, trees: Sequence[Tree]) -> list[tuple[MeasuredTree, Floats | None]]:
+    """Trees measured by the price from each broker to its parent; and hops, where all links cost alike."""
+    hops = Hops(plan)
+    numbers = [hops.numbers(tree.order[1:], tree.parent[tree.order[1:]]) for tree in trees]
+    start, arc = hops.arcs()
+    per_arc = plan.overlay.price.ravel()
+    per_hop = np.add.reduceat(per_arc[arc], start[:-1]) if len(arc) else np.zeros(0)
+    even = not len(per_arc) or bool((per_arc == per_arc[0]).all())
+    found: list[tuple[MeasuredTree, Floats | None]] = []
+    for tree, number in zip(trees, numbers, strict=True):
+        length = np.zeros(len(tree.parent))
+        length[tree.order[1:]] = per_hop[number]
+        found.append((MeasuredTree.of(tree, length), tree.depth_hops().astype(float) if even else None))
+    return found
+
+
+def _most_alike(plan: Plan, wanted: Filter, channels: Sequence[int], places: Sequence[int]) -> list[int]:
+    """The places whose groups overlap most with a filter; all where none is known to."""
+    asked = _values(wanted)
+    members = [_live(plan, plan.channels[c]) for c in channels]
+    filters = plan.classes.filters
+    scores = [sum(len(asked & _values(filters[k])) for k in own.tolist()) for own in members]
+    if not any(scores):
+        scores = [
+            sum(wanted.overlaps(filters[k]) for k in own[:: max(1, -(-len(own) // COMPARED))].tolist())
+            for own in members
+        ]
+    return [place for place, score in zip(places, scores, strict=True) if score == max(scores)]
+
+
+def _live(plan: Plan, channel: Channel) -> npt.NDArray[np.int32]:
+    classes = channel.serves.classes
+    return classes[~plan.classes.vacant[classes]]
+
+
+def _values(wanted: Filter) -> set[object]:
+    """The values of attributes that a filter asks for: keywords, numbers, intervals of ranges."""
+    return {
+        (access.path, feature)
+        for box in wanted.boxes
+        for access in access_paths(box)
+        for feature in access.features
+    }
+
+
+# ---------------------------------------------------------------------------------------------- tables
+
+
+def broker_table(plan: Plan, broker: int) -> frozenset[Row]:
+    """What a broker must know of classes: rows for exactly the (channel, class) pairs that it stores.
+
+    What it stores is as in `state.py`; vacant classes are stored nowhere. O(channels * n + rows).
+    """
+    rows: set[Row] = set()
+    for c, channel in enumerate(plan.channels):
+        slice_ = _Slice(plan, c)
+        if slice_.everywhere[broker]:
+            rows.update(slice_.admits(k, broker) for k in slice_.asked())
+        toward = slice_.first_steps(broker)
+        for k, at, region in _entries(plan, channel).tolist():
+            if slice_.everywhere[broker] or at == broker or slice_.leads_away(broker, int(toward[at])):
+                rows.add(slice_.row(k, at, region, broker, int(toward[at])))
+    return frozenset(rows)
+
+
+def table_changes(old: Plan, new: Plan) -> dict[int, BrokerChange]:
+    """What each broker adds and removes when one plan follows another that numbers classes alike.
+
+    Brokers where nothing changes are left out. Channels go by their position, regions by their number.
+    O(n) for each (channel, class) that is new, gone, or on a channel that has changed its way.
+    """
+    _require_same_classes(old.classes, new.classes)
+    gone: dict[int, set[Row]] = {}
+    come: dict[int, set[Row]] = {}
+    for c in range(max(len(old.channels), len(new.channels))):
+        before, after = _listed(old, c), _listed(new, c)
+        if _routes_alike(old, new, c):
+            if np.array_equal(before, after):
+                continue
+            before, after = _without(before, after), _without(after, before)
+        for plan, listed, into in ((old, before, gone), (new, after, come)):
+            if len(listed):
+                for broker, row in _Slice(plan, c).spread(listed.tolist()):
+                    into.setdefault(broker, set()).add(row)
+    changes = {}
+    for broker in sorted(gone.keys() | come.keys()):
+        were, are = gone.get(broker, set()), come.get(broker, set())
+        if were != are:
+            changes[broker] = BrokerChange(tuple(sorted(are - were)), tuple(sorted(were - are)))
+    return changes
+
+
+class _Slice:
+    """Who stores what of one channel, and which way it sends."""
+
+    def __init__(self, plan: Plan, c: int) -> None:
+        self._plan = plan
+        self._c = c
+        self._channel = plan.channels[c]
+        n = len(plan.overlay)
+        self._tree = _tree(self._channel, n) if self._channel.tree is not None else None
+        self._filtered = self._tree if self._channel.pruning is Pruning.FILTER else None
+        self.everywhere = _stores_all(self._channel, self._tree, n)
+        self._up = _toward_entry(self._filtered, self.everywhere, n)
+
+    def asked(self) -> list[int]:
+        """The classes that it asks about and does not serve."""
+        only = set(_asked(self._channel)) - set(self._channel.serves.classes.tolist())
+        return sorted(k for k in only if not self._plan.classes.vacant[k])
+
+    def first_steps(self, broker: int) -> npt.NDArray[np.int32]:
+        """int32[n]: the next broker from here on the filtered tree on the way to each; -1 off it."""
+        steps = np.full(len(self._up), -1, dtype=np.int32)
+        if self._filtered is None or self._filtered.parent[broker] == -2:
+            return steps
+        hung = self._filtered.rerooted(broker)
+        for v in hung.order[1:].tolist():
+            above = hung.parent[v]
+            steps[v] = v if above == broker else steps[above]
+        return steps
+
+    def leads_away(self, broker: int, step: int) -> bool:
+        """Whether a step leads away from where events enter, so that they may have to take it."""
+        return step >= 0 and step != self._up[broker]
+
+    def spread(self, entries: Iterable[Sequence[int]]) -> Iterator[tuple[int, Row]]:
+        """The rows of entries (class, at, region) at every broker that stores them."""
+        ways: dict[int, tuple[list[int], npt.NDArray[np.int32]]] = {}
+        for k, at, region in entries:
+            if at < 0:
+                for broker in np.flatnonzero(self.everywhere).tolist():
+                    yield broker, self.admits(k, broker)
+                continue
+            if at not in ways:
+                ways[at] = self._way(at)
+            brokers, steps = ways[at]
+            for broker in brokers:
+                yield broker, self.row(k, at, region, broker, int(steps[broker]))
+
+    def _way(self, at: int) -> tuple[list[int], npt.NDArray[np.int32]]:
+        """The brokers that store what is served at one, and the step of each on the way there."""
+        stored = self.everywhere.copy()
+        v = at
+        while v >= 0 and not stored[v]:
+            stored[v] = True
+            v = int(self._up[v])
+        steps = np.full(len(stored), -1, dtype=np.int32)
+        if self._filtered is not None:
+            steps = self._filtered.rerooted(at).parent
+        return np.flatnonzero(stored).tolist(), steps
+
+    def row(self, k: int, at: int, region: int, broker: int, step: int) -> Row:
+        """What a broker does for a class that is served at `at`, the next step on the way being `step`."""
+        host = int(self._plan.classes.broker[k])
+        if broker == at:
+            return Row(self._c, k, Does.HERE if host == at else Does.NOTIFY, host, region)
+        if self._filtered is not None and step >= 0:
+            return Row(self._c, k, Does.SEND, step, region)
+        if self._tree is None or self._channel.pruning not in (Pruning.FILTER, Pruning.NONE):
+            return Row(self._c, k, Does.ADMIT, host, region)
+        return Row(self._c, k, Does.ADMIT, self._channel.entry.target(broker), region)
+
+    def admits(self, k: int, broker: int) -> Row:
+        """For a class that is only asked about."""
+        return Row(self._c, k, Does.ADMIT, self._channel.entry.target(broker))
+
+
+def _tree(channel: Channel, brokers: int) -> Tree:
+    tree = channel.tree
+    if tree is None:
+        raise PlanError(f"channel {channel.name} cannot be used:", ["its pruning needs a tree"])
+    root = int(tree.links.min()) if tree.root is None and len(tree.links) else tree.root
+    if root is None:
+        raise PlanError(f"channel {channel.name} cannot be used:", ["its tree has no links and no root"])
+    return Tree.of_links(brokers, tree.links, root)
+
+
+def _entries(plan: Plan, channel: Channel) -> npt.NDArray[np.int32]:
+    """int32[e, 3]: (class, at, region) of the classes that have a member."""
+    serves = channel.serves
+    alive = ~plan.classes.vacant[serves.classes]
+    return np.column_stack((serves.classes, serves.at, serves.region))[alive]
+
+
+def _listed(plan: Plan, c: int) -> npt.NDArray[np.int32]:
+    """The entries of a channel, and with `at` -1 what it only asks about; none where there is no such."""
+    if c >= len(plan.channels):
+        return np.zeros((0, 3), dtype=np.int32)
+    channel = plan.channels[c]
+    asked = np.setdiff1d(_asked(channel), channel.serves.classes).astype(np.int32)
+    asked = asked[~plan.classes.vacant[asked]]
+    none = np.full(len(asked), -1, dtype=np.int32)
+    return np.concatenate((_entries(plan, channel), np.column_stack((asked, none, none))))
+
+
+def _without(mine: npt.NDArray[np.int32], others: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """The rows that the others do not have."""
+    both = np.concatenate((others, mine)).astype(np.int64) + 1
+    high = both.max(axis=0, initial=0) + 1
+    keys = (both[:, 0] * high[1] + both[:, 1]) * high[2] + both[:, 2]
+    return mine[~np.isin(keys[len(others) :], keys[: len(others)])]
+
+
+def _routes_alike(old: Plan, new: Plan, c: int) -> bool:
+    """Whether the rows of an entry are the same on both plans' channels."""
+    if c >= min(len(old.channels), len(new.channels)):
+        return False
+    a, b = old.channels[c], new.channels[c]
+    return len(old.overlay) == len(new.overlay) and (a.admits, a.pruning, a.tree, a.entry) == (
+        b.admits,
+        b.pruning,
+        b.tree,
+        b.entry,
+    )
+
+
+def _require_same_classes(old: Classes, new: Classes) -> None:
+    common = min(len(old), len(new))
+    same = np.array_equal(old.broker[:common], new.broker[:common])
+    theirs = new.class_of
+    if not same or any(theirs.get(id_, k) != k for id_, k in old.class_of.items()):
+        raise PlanError(
+            "the two plans cannot be compared class by class:",
+            ["they number classes differently. Plan both with the same classes"],
+        )

@@ -1,0 +1,212 @@
+"""Auto: the cheapest on validation that keeps the rules, reported on events that nobody looked at."""
+
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+import pytest
+
+from ramify.content.subscriptions import Subscription
+from ramify.errors import InputError
+from ramify.network.specs import overlay_from
+from ramify.planning import auto as module
+from ramify.planning.auto import UNDELIVERED, Weights, auto
+from ramify.planning.catalog import SCHEMES, make_plan
+from ramify.planning.classes import Classes
+from ramify.planning.demand import Demand
+from ramify.planning.plan import Plan
+from ramify.planning.pricing import Price, price
+from ramify.planning.problem import Problem
+from ramify.planning.scheme import Progress, Scheme
+from ramify.planning.schemes import baselines
+from worlds import SCHEMA
+
+QUICK = ["unicast", "broadcast", "mst", "spt-best", "per-source", "explicit", "explicit-list", "hub"]
+
+
+@pytest.fixture(scope="module")
+def windows() -> tuple[Problem, Demand, Demand]:
+    """A class per broker of a ring; three windows of other events."""
+    overlay = overlay_from("ring:10")
+    rows = [Subscription(name, name, name, sql=f"x = {i}") for i, name in enumerate(overlay.brokers)]
+    classes = Classes.collapse(rows, overlay, SCHEMA.attributes)
+    rng = np.random.default_rng(4)
+
+    def window() -> Demand:
+        return Demand.of(
+            (int(rng.integers(10)), rng.choice(10, 3).tolist(), 1, int(rng.integers(500, 900)))
+            for _ in range(40)
+        )
+
+    return Problem.of(overlay, classes, window()), window(), window()
+
+
+@pytest.fixture
+def two_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two more names of `mst`, and one that forgets half of the classes."""
+
+    def forgetful(problem: Problem, params: object, rng: np.random.Generator, progress: Progress) -> Plan:
+        plan = baselines.mst(problem, baselines.NoParams(), rng, progress)
+        channel = plan.channels[0]
+        kept = type(channel.serves)(*(part[::2] for part in (
+            channel.serves.classes, channel.serves.at, channel.serves.region)))  # fmt: skip
+        return replace(plan, channels=(replace(channel, serves=kept),))
+
+    for name in ("zz-first", "aa-second"):
+        monkeypatch.setitem(SCHEMES, name, Scheme("mst", baselines.NoParams, baselines.mst))
+    monkeypatch.setitem(SCHEMES, "forgetful", Scheme("wrong", baselines.NoParams, forgetful))
+
+
+Windows = tuple[Problem, Demand, Demand]
+
+
+def test_the_least_money_on_validation_is_chosen(windows: Windows) -> None:
+    problem, validation, test = windows
+    outcome = auto(problem, validation, test, QUICK)
+    money = {name: price(make_plan(name, problem), validation).money for name in QUICK}
+    assert outcome.chosen is not None
+    assert outcome.chosen.name == min(money, key=money.__getitem__)
+    assert {row.name: row.score for row in outcome.rows} == money
+    assert not outcome.reasons
+
+
+def test_all_windows_are_reported_for_every_scheme(windows: Windows) -> None:
+    problem, validation, test = windows
+    for row in auto(problem, validation, test, QUICK).rows:
+        assert row.plan is not None
+        for made, demand in ((row.train, problem.demand), (row.validation, validation), (row.test, test)):
+            assert made is not None
+            assert made.demand is demand
+            assert made.money == price(row.plan, demand).money
+        assert row.seconds >= 0
+    assert auto(problem, validation, None, ["mst"]).rows[0].test is None
+
+
+def test_neither_training_nor_test_decides(windows: Windows) -> None:
+    """Unicast is cheapest for one event that floods nothing; only validation says so."""
+    problem, validation, test = windows
+    nothing = Demand.of([(0, [], 1, 100)])
+    specs = ["broadcast", "per-source"]
+    for train, last in ((problem.demand, test), (nothing, nothing)):
+        outcome = auto(replace(problem, demand=train), validation, last, specs)
+        assert outcome.chosen is not None
+        assert outcome.chosen.name == "per-source"
+
+
+def test_of_equal_scores_the_first_tried_wins(windows: Windows, two_alike: None) -> None:
+    problem, validation, _ = windows
+    for specs in (["zz-first", "aa-second"], ["aa-second", "zz-first"]):
+        chosen = auto(problem, validation, None, specs).chosen
+        assert chosen is not None
+        assert chosen.name == specs[0]
+
+
+def test_a_plan_that_breaks_a_rule_is_not_chosen_and_says_which(windows: Windows) -> None:
+    problem, validation, _ = windows
+    free = auto(problem, validation, None, QUICK).chosen
+    assert free is not None
+
+    def keeps(priced: Price) -> list[str]:
+        return ["no-" + free.name] if priced.plan.scheme == free.name else []
+
+    outcome = auto(problem, validation, None, QUICK, keeps=keeps)
+    assert outcome.chosen is not None
+    assert outcome.chosen.score == min(row.score for row in outcome.rows if row.name != free.name)
+    assert outcome.reasons == {free.name: f"breaks no-{free.name}"}
+    row = next(row for row in outcome.rows if row.name == free.name)
+    assert row.broken == (f"no-{free.name}",)
+    assert row.validation is not None
+
+
+def test_rules_are_asked_on_the_validation_window(windows: Windows) -> None:
+    problem, validation, test = windows
+    asked: list[Demand] = []
+    auto(problem, validation, test, ["mst"], keeps=lambda made: asked.append(made.demand) or [])  # type: ignore[func-returns-value]
+    assert asked == [validation]
+
+
+def test_when_every_plan_breaks_a_rule_none_is_chosen_and_all_say_why(windows: Windows) -> None:
+    problem, validation, _ = windows
+    outcome = auto(problem, validation, None, ["mst", "hub"], keeps=lambda made: ["latency", "quota"])
+    assert outcome.chosen is None
+    assert outcome.reasons == {"mst": "breaks latency, quota", "hub": "breaks latency, quota"}
+    assert auto(problem, validation, None, []).chosen is None
+
+
+def test_a_scheme_that_reaches_a_limit_or_refuses_is_a_row_with_the_reason(
+    windows: Windows,
+) -> None:
+    problem, validation, test = windows
+    outcome = auto(problem, validation, test, ["mult2:most_start=2", "hub=mars", "mst"])
+    limit, site, mst = outcome.rows
+    assert outcome.chosen is mst
+    assert (limit.plan, limit.score, limit.validation) == (None, inf, None)
+    assert "at most 2" in (limit.reason or "")
+    assert "'mars'" in (site.reason or "")
+    assert set(outcome.reasons) == {"mult2:most_start=2", "hub=mars"}
+
+
+def test_a_plan_that_does_not_deliver_is_never_chosen(windows: Windows, two_alike: None) -> None:
+    problem, validation, _ = windows
+    outcome = auto(problem, validation, None, ["forgetful", "mst"])
+    assert outcome.rows[0].score < outcome.rows[1].score
+    assert outcome.rows[0].broken == (UNDELIVERED,)
+    assert outcome.chosen is outcome.rows[1]
+
+
+def test_stored_filters_and_matchings_count_at_the_weight_given(windows: Windows) -> None:
+    problem, validation, _ = windows
+    for weights in (Weights(per_filter=0.5), Weights(per_matching=0.25), Weights(2.0, 3.0)):
+        for row in auto(problem, validation, None, ["mst", "explicit", "broadcast"], weights=weights).rows:
+            made = row.validation
+            assert made is not None
+            wanted = made.money + weights.per_filter * made.state.filters.sum()
+            assert row.score == pytest.approx(wanted + weights.per_matching * made.matchings)
+
+
+def test_dear_matching_turns_the_choice(windows: Windows) -> None:
+    problem, validation, _ = windows
+    specs = ["per-source", "broadcast"]
+    cheap = auto(problem, validation, None, specs).chosen
+    matchings = {name: price(make_plan(name, problem), validation).matchings for name in specs}
+    dear = auto(problem, validation, None, specs, weights=Weights(per_matching=1e6)).chosen
+    assert cheap is not None
+    assert dear is not None
+    assert cheap.name == "per-source"
+    assert dear.name == min(matchings, key=matchings.__getitem__)
+
+
+@pytest.mark.parametrize("wrong", [-1.0, np.nan, np.inf])
+def test_weights_below_nothing_are_refused(wrong: float) -> None:
+    with pytest.raises(InputError, match="per_matching"):
+        Weights(per_matching=wrong)
+
+
+def test_a_spec_that_cannot_be_read_is_refused_before_anything_is_made(
+    windows: Windows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, validation, _ = windows
+    monkeypatch.setattr(module, "make_plan", None)
+    with pytest.raises(InputError, match="unknown scheme 'nst'"):
+        auto(problem, validation, None, ["mst", "nst"])
+
+
+def test_without_specs_every_scheme_is_tried_in_order_and_progress_only_rises(
+    windows: Windows,
+) -> None:
+    problem, validation, test = windows
+    shares: list[float] = []
+    outcome = auto(problem, validation, test, progress=lambda share, what: shares.append(share))
+    assert [row.name for row in outcome.rows] == list(SCHEMES)
+    assert not outcome.reasons
+    assert shares == sorted(shares)
+    assert shares[0] >= 0
+    assert shares[-1] <= 1
+
+
+def test_the_same_seed_gives_the_same_outcome(windows: Windows) -> None:
+    problem, validation, _ = windows
+    specs = ["spt", "portfolio:trees=3", "single"]
+    first, again = (auto(problem, validation, None, specs, seed=3) for _ in range(2))
+    assert [row.plan for row in first.rows] == [row.plan for row in again.rows]
+    assert [row.score for row in first.rows] == [row.score for row in again.rows]
