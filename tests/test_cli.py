@@ -17,23 +17,6 @@ def run(*words: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_demo_prints_a_table_and_an_explanation() -> None:
-    code, out, _ = run("demo", "--events", "2000")
-    assert code == 0
-    assert "41 brokers" in out
-    assert "2,000 events" in out
-    assert "matches" in out
-
-
-def test_demo_is_deterministic_for_a_seed() -> None:
-    def counted(seed: str) -> list[str]:
-        return [
-            line for line in run("demo", "--events", "1000", "--seed", seed)[1].splitlines() if "│" in line
-        ]
-
-    assert counted("3") == counted("3") != counted("4")
-
-
 def test_match_counts_and_reports_what_was_not_used() -> None:
     code, out, err = run(
         "match",

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from worlds import FILTERS, GRID, SCHEMA, World, plans, worlds
 
 from ramify.content.events import Event, events_to_batch
 from ramify.content.filters import Filter
@@ -44,6 +43,7 @@ from ramify.planning.plan import (
 )
 from ramify.planning.pricing import price
 from ramify.planning.problem import Problem
+from worlds import FILTERS, GRID, SCHEMA, World, plans, worlds
 
 # A ring v0 - v1 - v2 - v3 - v0. Class 0 at v1, class 1 at v2, class 2 at v3.
 RING = Overlay.build("ring", ["v0", "v1", "v2", "v3"], [

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from worlds import SCHEMA, World, plans, worlds
 
 from ramify.content.subscriptions import Subscription
 from ramify.network.generators import random_overlay
@@ -39,6 +38,7 @@ from ramify.planning.plan import (
 from ramify.planning.pricing import MONTH_SECONDS, Price, Spread, price
 from ramify.planning.state import routing_state
 from ramify.planning.yardstick import Yardstick
+from worlds import SCHEMA, World, plans, worlds
 
 
 def with_telling_latencies(overlay: Overlay, underlay: Underlay | None = None) -> Overlay:
@@ -395,7 +395,12 @@ def flooded(overlay: Overlay, classes: Classes, pruning: Pruning = Pruning.FILTE
     links = overlay.ends if len(overlay) == 2 else np.zeros((0, 2), dtype=np.int32)
     serves = Serves.at_hosts(np.arange(len(classes)), classes)
     content = AnyOf() if pruning is Pruning.FILTER else Everything()
-    return Plan("tree", overlay, classes, (Channel("t", Admission(content), serves, pruning, ChannelTree(links, 0)),))
+    return Plan(
+        "tree",
+        overlay,
+        classes,
+        (Channel("t", Admission(content), serves, pruning, ChannelTree(links, 0)),),
+    )
 
 
 def test_the_sender_pays_and_money_counts_headers() -> None:
@@ -500,7 +505,9 @@ def test_a_rendezvous_point_need_not_store_what_only_publishers_ask() -> None:
 def test_pricing_is_deterministic_and_leaves_the_demand_alone(case: tuple[World, Plan]) -> None:
     world, plan = case
     assume(len(world.demand))
-    before = [getattr(world.demand, part).copy() for part in ("publisher", "start", "classes", "count", "size")]
+    before = [
+        getattr(world.demand, part).copy() for part in ("publisher", "start", "classes", "count", "size")
+    ]
     one, other = price(plan, world.demand), price(replace(plan), world.demand)
     assert one.figures() == other.figures()
     for part, kept in zip(("publisher", "start", "classes", "count", "size"), before, strict=True):
