@@ -16,7 +16,6 @@ from ramify.overlay.simulator import Simulator
 from ramify.planning.catalog import make_plan
 from ramify.planning.changes import (
     Change,
-    Does,
     Row,
     add_subscription,
     broker_table,
@@ -28,12 +27,14 @@ from ramify.planning.check import check
 from ramify.planning.classes import Classes
 from ramify.planning.demand import Demand, tally
 from ramify.planning.layout import layout_of
-from ramify.planning.plan import AnyOf, Cells, Everything, Plan, Pruning, Serves
+from ramify.planning.plan import Cells, Everything, Plan, Pruning, Serves
 from ramify.planning.pricing import price
 from ramify.planning.problem import Problem
 from ramify.planning.scheme import channel, put_together
 from ramify.planning.state import routing_state
 from worlds import FILTERS, SCHEMA, World, plans, worlds
+
+FEW = settings(max_examples=30)
 
 
 @dataclass(frozen=True)
@@ -88,15 +89,9 @@ def newcomers(draw: st.DrawFn) -> Newcomer:
 
 def sampled(world: World, plan: Plan, row: Subscription) -> tuple[Demand, npt.NDArray[np.bool_]]:
     """A demand fine enough that each pattern matches the newcomer or not; and which do."""
-    classes, k = plan.classes.with_subscription(row, plan.overlay)
-    full = tally([world.batch], classes, world.overlay, world.attachments)
-    matched = np.array([k in full[i] for i in range(len(full))], dtype=bool)
-    if k < len(plan.classes):
-        return full, matched
-    kept = full.classes != k
-    length = np.diff(full.start) - matched
-    start = np.concatenate(([0], np.cumsum(length))).astype(np.int64)
-    return replace(full, start=start, classes=full.classes[kept]), matched
+    tags = [row.parse(SCHEMA.attributes)]
+    demand = tally([world.batch], plan.classes, world.overlay, world.attachments, tags=tags)
+    return demand, demand.tags != 0
 
 
 def tables(plan: Plan) -> list[frozenset[Row]]:
@@ -119,6 +114,7 @@ def assert_law(old: Plan, change: Change) -> None:
 # --------------------------------------------------------------------------------------------- adding
 
 
+@FEW
 @given(newcomers())
 def test_after_adding_every_event_reaches_exactly_who_wants_it(case: Newcomer) -> None:
     change = add_subscription(case.plan, case.row, case.demand, case.matched)
@@ -130,6 +126,7 @@ def test_after_adding_every_event_reaches_exactly_who_wants_it(case: Newcomer) -
     assert set(done.delivered.values()) <= {1}
 
 
+@FEW
 @given(newcomers())
 def test_the_chosen_group_is_the_cheapest_by_pricing_every_choice(case: Newcomer) -> None:
     change = add_subscription(case.plan, case.row, case.demand, case.matched)
@@ -151,6 +148,7 @@ def test_the_chosen_group_is_the_cheapest_by_pricing_every_choice(case: Newcomer
     assert price(change.plan, demand).cost - before == pytest.approx(costs[chosen], abs=1e-15)
 
 
+@FEW
 @given(newcomers())
 def test_tables_follow_an_addition_and_a_deletion_at_every_broker(case: Newcomer) -> None:
     added = add_subscription(case.plan, case.row, case.demand, case.matched)
@@ -160,6 +158,7 @@ def test_tables_follow_an_addition_and_a_deletion_at_every_broker(case: Newcomer
     assert tables(deleted.plan) == tables(case.plan)
 
 
+@FEW
 @given(newcomers(), st.data())
 def test_deleting_and_adding_again_returns_to_equal_tables(case: Newcomer, data: st.DataObject) -> None:
     if not case.world.subscriptions:
@@ -180,7 +179,7 @@ def test_deleting_and_adding_again_returns_to_equal_tables(case: Newcomer, data:
     assert matched.any() or len(less) == len(demand)
 
 
-@settings(max_examples=40)
+@FEW
 @given(newcomers())
 def test_after_deleting_the_others_still_get_everything(case: Newcomer) -> None:
     if not case.world.subscriptions:
@@ -195,7 +194,7 @@ def test_after_deleting_the_others_still_get_everything(case: Newcomer) -> None:
 @pytest.mark.parametrize(
     "scheme", ["mst", "unicast", "broadcast", "per-source", "hub", "explicit", "portfolio"]
 )
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(worlds(), st.data())
 def test_where_channels_serve_everybody_a_newcomer_joins_each(
     scheme: str, world: World, data: st.DataObject
@@ -220,6 +219,7 @@ def pairs(draw: st.DrawFn) -> tuple[Plan, Plan]:
     return draw(plans(world)), draw(plans(world) | grouped(world))
 
 
+@FEW
 @given(pairs())
 def test_changes_of_tables_lead_from_any_plan_to_any_other(case: tuple[Plan, Plan]) -> None:
     old, new = case
@@ -227,7 +227,7 @@ def test_changes_of_tables_lead_from_any_plan_to_any_other(case: tuple[Plan, Pla
     assert table_changes(new, new) == {}
 
 
-@settings(max_examples=60)
+@FEW
 @given(pairs())
 def test_a_table_has_the_entries_that_routing_state_counts(case: tuple[Plan, Plan]) -> None:
     for plan in case:
@@ -237,7 +237,7 @@ def test_a_table_has_the_entries_that_routing_state_counts(case: tuple[Plan, Pla
         assert counted == routing_state(layout_of(plan)).entries.tolist()
 
 
-@settings(max_examples=50)
+@FEW
 @given(newcomers())
 def test_rows_lead_from_every_broker_to_the_class(case: Newcomer) -> None:
     known = [{(row.channel, row.class_id): row for row in table} for table in tables(case.plan)]
@@ -245,17 +245,17 @@ def test_rows_lead_from_every_broker_to_the_class(case: Newcomer) -> None:
         for k in group.serves.classes.tolist():
             for origin in range(len(case.plan.overlay)):
                 at, hops = origin, 0
-                while (row := known[at][c, k]).does is Does.SEND:
+                while (row := known[at][c, k]).does == "send":
                     at, hops = row.broker, hops + 1
                     assert hops < len(case.plan.overlay)
-                assert (row.does, at) == (Does.HERE, case.plan.classes.broker[k])
+                assert (row.does, at) == ("here", case.plan.classes.broker[k])
 
 
 # --------------------------------------------------------------------------------------------- choices
 
 
 def square(*groups: tuple[tuple[int, int], ...], subscriptions: list[Subscription], **price: float) -> Plan:
-    """Brokers a, b, c, d in a ring with a group per tree; subscription i is in group i modulo their number."""
+    """Brokers a, b, c, d in a ring with a group per tree; subscriptions are dealt to groups in turn."""
     names = "abcd"
     links = [
         Link(names[i], names[(i + 1) % 4], price.get("there", 1.0), price.get("back", 1.0), 1)
@@ -292,7 +292,7 @@ def test_an_event_that_passes_by_already_costs_nothing_more() -> None:
 def test_the_price_is_that_of_the_direction_travelled() -> None:
     plan = square(LEFT, RIGHT, subscriptions=[A, B], there=5.0, back=1.0)
     demand = Demand.of([(0, [], 1, 10**9)])
-    change = add_subscription(plan, replace(NEW, broker="c"), demand, np.array([True]))
+    change = add_subscription(plan, replace(NEW, broker="c", sql="topic = 'c'"), demand, np.array([True]))
     assert (change.channels, change.increase) == ((0,), 2.0), "a to d and d to c go against the ring"
 
 
@@ -357,7 +357,7 @@ def test_plans_that_divide_events_otherwise_must_be_planned_again() -> None:
 
 
 def test_a_tree_that_does_not_reach_the_broker_must_be_planned_again() -> None:
-    plan = square(((1, 2),), subscriptions=[A, B]) if False else square(LEFT, subscriptions=[A, B])
+    plan = square(LEFT, subscriptions=[A, B])
     short = replace(
         plan.channels[0], tree=replace(plan.channels[0].tree, links=np.array([[2, 3]], dtype=np.int32))
     )
@@ -384,7 +384,7 @@ def test_a_single_broker_takes_newcomers() -> None:
     plan = put_together("one", problem, [channel("one", problem, Tree.of_links(1, [], 0), [])])
     change = add_subscription(plan, replace(NEW, broker="a"), Demand.of([(0, [], 1, 5)]), np.array([True]))
     assert change.increase == 0.0
-    assert tables(change.plan) == [frozenset({Row(0, 0, Does.HERE, 0)})]
+    assert tables(change.plan) == [frozenset({Row(0, 0, "here", 0)})]
 
 
 # --------------------------------------------------------------------------------------------- re-plan
@@ -428,4 +428,3 @@ def test_a_replan_must_deliver_count_classes_alike_and_have_a_threshold() -> Non
     for threshold in (-0.1, float("nan"), float("inf")):
         with pytest.raises(InputError, match="Allowed: a share of the cost"):
             replan(plan, plan, demand, threshold)
-    assert isinstance(plan.channels[0].admits.content, AnyOf)

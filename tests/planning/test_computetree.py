@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.content.events import AttributeType
@@ -72,6 +72,7 @@ def spanning_trees(overlay: Overlay) -> list[Tree]:
 
 
 @pytest.mark.parametrize("method", METHODS)
+@settings(max_examples=50)
 @given(case=cases())
 def test_the_tree_spans_the_overlay_by_its_own_links(
     method: Method, case: tuple[Problem, Sets, list[float]]
@@ -84,6 +85,7 @@ def test_the_tree_spans_the_overlay_by_its_own_links(
 
 
 @pytest.mark.parametrize("method", METHODS)
+@settings(max_examples=50)
 @given(case=cases())
 def test_a_group_is_priced_as_its_tree_is_built(
     method: Method, case: tuple[Problem, Sets, list[float]]
@@ -99,6 +101,7 @@ def test_a_group_is_priced_as_its_tree_is_built(
         assert built == pytest.approx(priced, abs=1e-9)
 
 
+@settings(max_examples=50)
 @given(case=cases(most=6))
 def test_no_cost_is_below_the_best_tree_or_the_bounds(case: tuple[Problem, Sets, list[float]]) -> None:
     problem, sets, weight = case
@@ -109,6 +112,7 @@ def test_no_cost_is_below_the_best_tree_or_the_bounds(case: tuple[Problem, Sets,
     assert best >= maker.bounds(ids) @ np.array(weight) - 1e-9
 
 
+@settings(max_examples=50)
 @given(case=cases(most=6), hub=st.integers(0, 5))
 def test_pairs_with_one_broker_in_common_get_the_best_tree(
     case: tuple[Problem, Sets, list[float]], hub: int
@@ -121,6 +125,16 @@ def test_pairs_with_one_broker_in_common_get_the_best_tree(
     assert maker.cost(ids_of(maker, pairs), np.array(weight)) == pytest.approx(best)
 
 
+def test_pairs_with_one_broker_in_common_cost_their_distances() -> None:
+    problem = problem_on(random_overlay(80, 2))
+    maker = TreeMaker(problem)
+    pairs = [sorted((17, v)) for v in range(80) if v != 17]
+    distances = float(problem.steiner.distance[17].sum())
+    assert maker.cost(ids_of(maker, pairs), np.ones(79)) == distances
+    assert total(problem, maker.tree(ids_of(maker, pairs), np.ones(79)), pairs, [1.0] * 79) == distances
+
+
+@settings(max_examples=50)
 @given(case=cases(most=7))
 def test_bounds_are_below_the_exact_cost_of_each_set(case: tuple[Problem, Sets, list[float]]) -> None:
     problem, sets, _ = case
@@ -171,6 +185,7 @@ def test_parts_with_cycles_are_joined_too() -> None:
     assert total(problem, tree, sets, [1.0] * 8) == maker.cost(ids_of(maker, sets), np.ones(8)) == 12.0
 
 
+@settings(max_examples=50)
 @given(case=cases())
 def test_costs_do_not_depend_on_what_was_asked_before(case: tuple[Problem, Sets, list[float]]) -> None:
     problem, sets, weight = case
@@ -220,6 +235,7 @@ def test_an_unknown_method_is_refused_with_those_allowed() -> None:
         TreeMaker(problem_on(line(3)), "steiner")  # type: ignore[arg-type]
 
 
+@settings(max_examples=50)
 @given(case=cases())
 def test_brokers_outside_the_union_hang_from_it_by_shortest_paths(
     case: tuple[Problem, Sets, list[float]],

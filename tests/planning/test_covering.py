@@ -1,10 +1,11 @@
 """Covering drops exactly what another filter for the same link stands for."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ramify.content.filters import EVERYTHING, NOTHING_AT_ALL, Filter
@@ -16,7 +17,7 @@ from ramify.errors import LimitError
 from ramify.network.overlay import Link, Overlay
 from ramify.network.trees import minimum_spanning_tree
 from ramify.planning import covering
-from ramify.planning.changes import Does, Row, broker_table, delete_subscription
+from ramify.planning.changes import Row, broker_table, delete_subscription
 from ramify.planning.classes import Classes
 from ramify.planning.covering import cover_matrix, covered_state
 from ramify.planning.demand import Demand
@@ -25,7 +26,7 @@ from ramify.planning.plan import Plan, Pruning
 from ramify.planning.problem import Problem
 from ramify.planning.scheme import channel, put_together
 from ramify.planning.state import routing_state
-from worlds import SCHEMA, plans, worlds
+from worlds import GRID, SCHEMA, plans, worlds
 
 NUMBERS = st.integers(0, 4)
 ATOMS = st.one_of(
@@ -58,6 +59,20 @@ DRAWN = st.one_of(
 )
 
 
+@example(
+    [
+        parse_sql(text)
+        for text in (
+            "t LIKE '%a'",
+            "t IN ('a', 'b')",
+            "t = 'a'",
+            "array_contains(w, 'a')",
+            "array_contains(w, 'b')",
+            "array_contains(w, 'a') AND array_contains(w, 'b')",
+            "NOT array_contains(w, 'a')",
+        )
+    ]
+)
 @given(st.lists(DRAWN, max_size=8))
 def test_the_matrix_is_what_covers_says_of_each_pair(filters: list[Filter]) -> None:
     matrix = cover_matrix(filters)
@@ -105,8 +120,8 @@ def by_hand(plan: Plan, broker: int) -> int:
         key: object = row.channel
         if plan.channels[row.channel].pruning is Pruning.FILTER:
             asked = (row.channel, row.class_id) not in served
-            where = "asked" if asked else row.does if row.does is Does.ADMIT else (row.does, row.broker)
-            if where == Does.ADMIT or (asked and not on_tree(plan, row.channel, broker)):
+            where = "asked" if asked else row.does if row.does == "admit" else (row.does, row.broker)
+            if where == "admit" or (asked and not on_tree(plan, row.channel, broker)):
                 where = "off"
             key = (row.channel, where)
         sets.setdefault(key, []).append(row)
@@ -159,6 +174,16 @@ def test_filters_for_different_links_do_not_stand_for_each_other() -> None:
 
 def test_equal_filters_in_other_words_count_once() -> None:
     plan = line("x < 5 AND topic = 'a'", "topic = 'a' AND NOT x >= 5", hosts="bc")
+    assert covered_state(layout_of(plan)).tolist() == [1, 2, 2]
+
+
+def test_of_two_that_cover_each_other_one_stays() -> None:
+    plan = line("x < 5", "x < 5", "x < 5", hosts="bcc")
+    same = np.arange(2, dtype=np.int32)
+    serves = replace(plan.channels[0].serves, region=np.array([0, 1], dtype=np.int32))
+    plan = replace(
+        plan, channels=(replace(plan.channels[0], serves=serves),), regions=(same, same), grid=GRID
+    )
     assert covered_state(layout_of(plan)).tolist() == [1, 2, 2]
 
 

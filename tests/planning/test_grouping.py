@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ramify.content.events import AttributeType
 from ramify.content.subscriptions import Subscription
 from ramify.errors import InputError, LimitError
-from ramify.network.generators import line, random_overlay
+from ramify.network.generators import line, random_overlay, ring
 from ramify.network.overlay import Link, Overlay
 from ramify.network.trees import measured, minimum_spanning_tree, tree_lengths
 from ramify.planning import grouping
@@ -116,6 +116,15 @@ def test_every_step_merges_two_clusters_and_leaves_the_others(drawn: tuple[Deman
         assert len(set(zip(before.tolist(), after.tolist(), strict=True)) - {(-1, -1)}) == before.max() + 1
 
 
+def test_a_merged_cluster_that_ties_with_the_nearest_wins_by_its_smaller_number() -> None:
+    """1 and 2 merge first, at 1/2; then 0 is 1/3 like both the merged cluster and 3."""
+    matched = {"a": [0, 1], "b": [0, 2], "c": [0, 3], "d": [0, 3], "x": [1, 2], "y": [1, 2], "p": [3]}
+    rows = [(i, classes, 1, 0) for i, classes in enumerate(matched.values())]
+    found = agglomerate(Demand.of([*rows, (7, [3], 1, 0)]), 4)
+    assert found.merges[:2].tolist() == [[1, 2], [0, 1]]
+    assert found.similarity[:2].tolist() == [1 / 2, 1 / 3]
+
+
 def test_more_clusters_than_the_table_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouping, "MOST_CLUSTERS", 2)
     with pytest.raises(LimitError, match="3 subscriptions with different documents; at most 2"):
@@ -187,6 +196,18 @@ def test_lazy_merging_is_eager_merging_ties_included(
     assert lazy.finished
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_lazy_merging_is_eager_merging_of_groups_that_cost_more_than_their_steiner_trees(seed: int) -> None:
+    """Many documents on a flat overlay have slack: without it bounds would rule out good pairs."""
+    problem = drawn_problem(seed, 40, 24, 150, priced=False)
+    ledger = Ledger(problem, TreeMaker(problem))
+    groups = ledger.start((np.arange(24, dtype=np.int32) * 5 % 24) // 4)
+    weight = problem.pattern_weight
+    assert any(g.cost > ledger.maker.steiner_sum(g.sets, weight[g.pattern]) for g in groups)
+    lazy = merge_by_gain(ledger, groups, silent)
+    assert (lazy.merges, [group.cost for group in lazy.groups]) == merge_eagerly(ledger, groups)
+
+
 def test_lazy_merging_prices_few_of_the_pairs() -> None:
     problem = drawn_problem(5, 60, 60, 400, priced=False)
     ledger = Ledger(problem, TreeMaker(problem))
@@ -203,7 +224,7 @@ def test_merging_by_gain_stops_when_its_time_is_over() -> None:
     assert not merged.merges
 
 
-def test_groups_that_cost_nothing_become_one_while_that_costs_nothing() -> None:
+def test_groups_that_cost_nothing_become_one() -> None:
     overlay = Overlay.build(
         "free ends", ["a", "b", "c", "d"],
         [Link.symmetric("a", "b", 0.0), Link.symmetric("b", "c", 5.0), Link.symmetric("c", "d", 0.0)],
@@ -215,7 +236,7 @@ def test_groups_that_cost_nothing_become_one_while_that_costs_nothing() -> None:
     )
     ledger = Ledger(problem, TreeMaker(problem))
     kept = merge_free(ledger, ledger.start(np.arange(4, dtype=np.int32)))
-    assert sorted(group.classes.tolist() for group in kept) == [[0, 1, 2], [3]]
+    assert [(group.classes.tolist(), group.cost > 0) for group in kept] == [([3], True), ([0, 1, 2], False)]
 
 
 # --------------------------------------------------------------------------------------------------- homes
@@ -235,7 +256,7 @@ def test_distances_on_a_tree_are_sums_over_its_paths(seed: int) -> None:
 
 
 def planned_homes(words: list[list[str]], hosts: list[int], seen: Patterns) -> list[list[int]]:
-    overlay = line(9)
+    overlay = ring(9)
     problem = Problem.of(overlay, classes_at(overlay, hosts, words), Demand.of(seen))
     ledger = Ledger(problem, TreeMaker(problem))
     plan = grouping.grouped_plan("test", ledger, ledger.start(alike(problem)), {}, silent)
@@ -248,9 +269,12 @@ def test_an_unseen_class_joins_the_group_that_shares_most_keywords() -> None:
 
 
 def test_unseen_classes_with_one_keyword_join_the_same_group_one_after_the_other() -> None:
-    words = [["x"], ["z"], ["new"], ["new"], ["new"]]
-    found = planned_homes(words, [1, 7, 0, 8, 4], [(4, [0], 1, 0), (4, [1], 1, 0)])
-    assert any({2, 3, 4} <= set(group) for group in found)
+    """From broker 4, broker 6 is nearer on the second group's tree; it follows its keyword to the first."""
+    seen: Patterns = [(4, [0], 1, 0), (4, [1], 1, 0)]
+    apart = planned_homes([["x"], ["z"], ["new"], ["newer"]], [1, 7, 5, 6], seen)
+    assert apart == [[0, 2], [1, 3]]
+    together = planned_homes([["x"], ["z"], ["new"], ["new"]], [1, 7, 5, 6], seen)
+    assert together == [[0, 2, 3], [1]]
 
 
 def test_classes_whose_documents_stay_home_need_no_tree_of_their_own() -> None:

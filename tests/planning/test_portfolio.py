@@ -96,6 +96,20 @@ def test_training_costs_no_more_though_a_part_was_held_back(seed: int, directed:
     assert made < min(cost(make_plan(start, problem), problem.demand) for start in ("spt-best", "mst"))
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_no_round_raises_the_cost_though_swaps_go_by_mean_prices(seed: int) -> None:
+    problem, _ = synthetic(repriced(overlay_from(f"random:12:{seed}"), seed), 12, seed)
+    everything = np.arange(len(problem.sets))
+    first = portfolio._first(problem)
+    search = portfolio._Search(problem, first, everything, everything[:0], np.inf)
+    before = search._judged()
+    for _ in range(3):
+        search.add()
+        search.refit()
+        assert search._judged() <= before * (1 + 1e-12)
+        before = search._judged()
+
+
 @settings(max_examples=30)
 @given(world=worlds(), data=st.data())
 def test_a_set_costs_what_its_links_cost_away_from_the_publisher(world: World, data: st.DataObject) -> None:
@@ -173,9 +187,21 @@ def test_every_tree_is_the_cheapest_for_some_set() -> None:
     assert set(cheapest.tolist()) == set(range(len(plan.channels)))
 
 
+def test_a_tree_that_no_set_uses_is_dropped() -> None:
+    problem, _ = synthetic(overlay_from("line:20"), 50, 3)
+    first = portfolio._first(problem)
+    everything = np.arange(len(problem.sets))
+    search = portfolio._Search(problem, first, everything, everything[:0], np.inf)
+    search.best = [first, first]  # and no swap makes the first any worse for a set
+    assert len(search.finished()) == 1
+
+
 def test_a_tree_that_brings_nothing_is_not_added() -> None:
     problem, _ = synthetic(overlay_from("line:20"), 60, 0)
-    assert len(make_plan("portfolio:trees=16", problem).channels) == 1
+    said: list[str] = []
+    plan = make_plan("portfolio:trees=16", problem, progress=lambda share, what: said.append(what))
+    assert len(plan.channels) == 1
+    assert not any(what.endswith(" trees") and what != "round 1 of 1 trees" for what in said)
 
 
 def test_all_trees_serve_everyone_and_the_publisher_picks() -> None:

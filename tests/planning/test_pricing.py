@@ -1,4 +1,4 @@
-"""The figures of a price, each by its definition: counted again from the simulator's messages, one by one."""
+"""The figures of a price, each by its definition: counted again from the simulator's messages."""
 
 import math
 from dataclasses import replace
@@ -42,7 +42,7 @@ from worlds import SCHEMA, World, plans, worlds
 
 
 def with_telling_latencies(overlay: Overlay, underlay: Underlay | None = None) -> Overlay:
-    """Latencies 4^i: what crosses each link three times at most has a time that tells which links it took."""
+    """Latencies 4^i: the time of what crosses no link more than three times tells which it took."""
     latency = 4.0 ** np.arange(len(overlay.ends))
     return Overlay(
         overlay.name, overlay.brokers, overlay.ends, overlay.price, latency, overlay.sites, underlay
@@ -100,7 +100,7 @@ def steps_of(plan: Plan, demand: Demand) -> list[tuple[int, list[Step]]]:
 # --------------------------------------------------------------------------------------- messages, money
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(planned())
 def test_every_message_is_charged_at_the_price_of_its_direction(case: tuple[World, Plan]) -> None:
     world, plan = case
@@ -117,7 +117,7 @@ def test_every_message_is_charged_at_the_price_of_its_direction(case: tuple[Worl
     assert priced.money == pytest.approx(cost + headers, abs=1e-15)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(planned())
 def test_node_stress_counts_what_is_sent_and_received_per_thousand_events(case: tuple[World, Plan]) -> None:
     world, plan = case
@@ -132,7 +132,7 @@ def test_node_stress_counts_what_is_sent_and_received_per_thousand_events(case: 
     np.testing.assert_array_equal(priced.broker_bytes, bytes_)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(planned_over_routers())
 def test_link_stress_counts_messages_on_the_links_below(case: tuple[World, Plan]) -> None:
     world, plan = case
@@ -147,7 +147,7 @@ def test_link_stress_counts_messages_on_the_links_below(case: tuple[World, Plan]
     np.testing.assert_allclose(priced.link_stress, total * 1000 / max(world.demand.events, 1))
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(planned())
 def test_link_stress_is_on_overlay_links_where_nothing_is_below(case: tuple[World, Plan]) -> None:
     world, plan = case
@@ -161,19 +161,19 @@ def test_link_stress_is_on_overlay_links_where_nothing_is_below(case: tuple[Worl
 
 
 def crossed_ms(plan: Plan, demand: Demand) -> float:
-    overlay = plan.overlay
-    return sum(
-        count * float(overlay.latency_ms[overlay.link_between(overlay.brokers[s.sender], overlay.brokers[s.receiver])])
-        for count, steps in steps_of(plan, demand)
-        for s in steps
-    )  # fmt: skip
+    total = 0.0
+    for count, steps in steps_of(plan, demand):
+        for step in steps:
+            link, _ = plan.overlay.arcs_along((step.sender, step.receiver))[0]
+            total += count * float(plan.overlay.latency_ms[link])
+    return total
 
 
 def ratio(crossed: float, merged: float) -> float:
     return crossed / merged if merged else 1.0 if not crossed else math.inf
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(planned())
 def test_resource_usage_is_against_the_merged_shortest_routes(case: tuple[World, Plan]) -> None:
     world, plan = case
@@ -193,7 +193,7 @@ def test_resource_usage_is_against_the_merged_shortest_routes(case: tuple[World,
     assert priced.resource_usage == pytest.approx(ratio(crossed_ms(plan, world.demand), merged))
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(planned_over_routers())
 def test_resource_usage_over_routers_merges_routes_there(case: tuple[World, Plan]) -> None:
     world, plan = case
@@ -221,7 +221,7 @@ def spread_by_hand(values: list[float], counts: list[int]) -> tuple[float, float
     return sum(each) / len(each), each[-(-99 * len(each) // 100) - 1], each[-1]
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(planned())
 def test_hops_and_milliseconds_are_of_the_first_arrival_at_each_destination(
     case: tuple[World, Plan],
@@ -297,7 +297,7 @@ def stored_by_hand(plan: Plan, channel: Channel) -> set[tuple[int, int]]:
     return stored
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(planned())
 def test_brokers_store_what_they_need_to_admit_forward_and_serve(case: tuple[World, Plan]) -> None:
     _, plan = case
@@ -312,7 +312,7 @@ def test_brokers_store_what_they_need_to_admit_forward_and_serve(case: tuple[Wor
     np.testing.assert_array_equal(state.filters, [len(keys) for keys in filters])
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(planned())
 def test_state_by_hop_is_the_mean_over_brokers_at_that_distance_from_their_root(
     case: tuple[World, Plan],
@@ -343,7 +343,7 @@ def one_tree(world: World) -> Plan:
     return Plan("mst", problem.overlay, world.classes, (channel,), world.attachments)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(worlds())
 def test_no_plan_beats_the_bound(world: World) -> None:
     priced = price(one_tree(world), world.demand)
@@ -367,7 +367,7 @@ def test_no_plan_beats_the_bound_on_the_links_below(case: tuple[World, Plan]) ->
 
 def test_nineteen_of_twenty_sampled_bounds_have_the_exact_one_above_their_low_end() -> None:
     rng = np.random.default_rng(5)
-    overlay = random_overlay(14, 2.0, np.random.default_rng(5)).charged()
+    overlay = random_overlay(14, 5, mean_degree=3.0)
     rows = [Subscription(f"s{i}", f"c{i}", name, sql="x = 1") for i, name in enumerate(overlay.brokers)]
     classes = Classes.collapse(rows, overlay, SCHEMA.attributes)
     demand = Demand.of(

@@ -15,17 +15,35 @@ from ramify.compiled import Flag, Int, compiled, inlined
 
 __all__ = [
     "ascend_sets",
+    "better_trees",
     "dreyfus_wagner",
     "emit_trees",
+    "grow_better_tree",
     "grow_tree",
     "measure_trees",
     "tree_cost",
+    "tree_scratch",
 ]
 
 Rows = npt.NDArray[Any]  # distances or predecessors, in whichever width the caller chose
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+
+ALL_CANDIDATES = 64
+"""Up to this many nodes, `grow_better_tree` looks at all of them; above it, at those next to the tree."""
+
+MOST_TRIES = 16
+"""Candidates that it grows a tree or two for, between one improvement and the next."""
+
+MOST_MOVES = 16
+"""Improvements that it makes; hardly ever more than three are found."""
+
+PROMISE = 0.03
+"""It tries nodes that seem to lose less than this share of the tree's cost: they may still gain."""
+
+MARGIN = 1.0 - 1e-12
+"""A tree is cheaper when it costs less than this share: rounding does not count."""
 
 
 @compiled
@@ -56,12 +74,40 @@ def grow_tree(
     `stamp`: start from zeros and pass 1, 2, 3... Afterwards `mark[v] == stamp` says that `v` is in the
     tree.
     """
+    return _grow(
+        dist, pred, terminals, count, first, 0, np.inf, mark, stamp, left, near, via, tree_node, tree_parent
+    )[0]
+
+
+@compiled
+def _grow(
+    dist: Rows,
+    pred: Rows,
+    terminals: Ints,
+    count: Int,
+    first: Int,
+    ahead: Int,
+    limit: float,
+    mark: Longs,
+    stamp: Int,
+    left: Ints,
+    near: Rows,
+    via: Ints,
+    tree_node: Ints,
+    tree_parent: Ints,
+) -> tuple[int, float]:
+    """`grow_tree`, where the first `ahead` terminals after the start join before the nearest do, in order.
+
+    Returns the nodes and what the paths cost together; no nodes when that reaches `limit`. A terminal may
+    be named twice.
+    """
     source = terminals[first]
     tree_node[0] = source
     tree_parent[0] = -1
     mark[source] = stamp
     size = 1
     waiting = 0
+    spent = 0.0
     for i in range(count):
         if i != first:
             left[waiting] = terminals[i]
@@ -70,11 +116,15 @@ def grow_tree(
             waiting += 1
     while waiting > 0:
         at = 0
-        for i in range(1, waiting):
-            if near[i] < near[at]:
-                at = i
+        if ahead == 0:
+            for i in range(1, waiting):
+                if near[i] < near[at]:
+                    at = i
         row = via[at]
         v = left[at]
+        spent += near[at]
+        if spent >= limit:
+            return 0, spent
         end = size
         while mark[v] != stamp:
             mark[v] = stamp
@@ -90,7 +140,7 @@ def grow_tree(
         for j in range(size, end):
             tree_parent[j] = v
             v = tree_node[j]
-        kept = 0
+        kept, first_kept = 0, 0
         for i in range(waiting):
             t = left[i]
             if mark[t] == stamp:
@@ -106,9 +156,292 @@ def grow_tree(
             near[kept] = best
             via[kept] = nearest
             kept += 1
-        waiting = kept
+            if i < ahead:
+                first_kept += 1
+        waiting, ahead = kept, first_kept
         size = end
+    return size, spent
+
+
+def tree_scratch(nodes: int) -> tuple[Longs, Longs, Ints, Floats]:
+    """The `clock`, `stamps`, `work` and `worth` of `grow_better_tree`, for any number of sets."""
+    clock, stamps = np.zeros(1, dtype=np.int64), np.zeros((2, nodes), dtype=np.int64)
+    return clock, stamps, np.empty((9, 2 * nodes + 1), dtype=np.int32), np.empty((3, nodes))
+
+
+@compiled
+def grow_better_tree(
+    dist: Rows,
+    pred: Rows,
+    start: Ints,
+    neighbor: Ints,
+    terminals: Ints,
+    count: Int,
+    clock: Longs,
+    stamps: Longs,
+    near: Rows,
+    work: Ints,
+    worth: Floats,
+    tree_node: Ints,
+    tree_parent: Ints,
+) -> int:
+    """`grow_tree` from `terminals[0]`, then local search: never dearer, and much cheaper where arcs differ.
+
+    A move names one more node that must join and grows the tree again: the node joins ahead of the
+    terminals, as one should that is dear to reach and cheap to leave, or when its turn comes. Leaves that
+    nobody wants are taken off. Of the moves that may pay (`_promising`) the `MOST_TRIES` best are tried
+    and the cheapest is made; when there is none, one that was named before is given up if that pays. Each
+    move lowers the cost, so it ends. A move takes O(count) look-ups for each candidate, and a tree for
+    each that is tried; there are at most `MOST_MOVES`.
+
+    `start` and `neighbor` are the graph in compressed rows. Fills `tree_node[:size]` and
+    `tree_parent[:size]` as `grow_tree` does. Scratch comes from `tree_scratch`, with `near` of the type of
+    `dist`, two entries per node and one more. Nothing in `stamps` may exceed `clock[0]`.
+    """
+    work_left, work_via, early, late, wanted = work[0], work[1], work[3], work[4], stamps[1]
+    clock[0] += 1
+    one = clock[0]
+    size, cost = _grow(
+        dist, pred, terminals, count, 0, 0, np.inf, stamps[0], one, work_left, near, work_via, tree_node,
+        tree_parent,
+    )  # fmt: skip
+    if count < 3:
+        return size
+    for i in range(count):
+        wanted[terminals[i]] = one
+    earlies, lates = 0, 0
+    for _ in range(min(MOST_MOVES, len(dist))):
+        found = _promising(
+            dist, start, neighbor, one, clock, stamps, work, worth, tree_node, tree_parent, size, cost
+        )
+        best, best_soon, gone = -1, 0, -1
+        for k in range(min(found, MOST_TRIES)):
+            v = _next_best(work[8], worth[1], k, found)
+            early[earlies] = v
+            for turn in range(1 if wanted[v] == one else 2):
+                late[lates] = v
+                grown, spent = _try(
+                    dist, pred, terminals, count, earlies + 1 - turn, lates + turn, -1, cost * MARGIN, one,
+                    clock, stamps, near, work, tree_node, tree_parent,
+                )  # fmt: skip
+                if grown > 0:
+                    size, cost, best, best_soon = grown, spent, v, 1 - turn
+        for i in range(earlies + lates if best < 0 else 0):
+            grown, spent = _try(
+                dist, pred, terminals, count, earlies, lates, i, cost * MARGIN, one, clock, stamps, near,
+                work, tree_node, tree_parent,
+            )  # fmt: skip
+            if grown > 0:
+                size, cost, gone = grown, spent, i
+        if best < 0 and gone < 0:
+            break
+        if best >= 0:
+            early[earlies] = best
+            late[lates] = best
+            earlies += best_soon
+            lates += 1 - best_soon
+        elif gone < earlies:
+            earlies -= 1
+            for i in range(gone, earlies):
+                early[i] = early[i + 1]
+        else:
+            lates -= 1
+            for i in range(gone - earlies, lates):
+                late[i] = late[i + 1]
     return size
+
+
+@compiled
+def _try(
+    dist: Rows,
+    pred: Rows,
+    terminals: Ints,
+    count: Int,
+    earlies: Int,
+    lates: Int,
+    without: Int,
+    limit: float,
+    one: Int,
+    clock: Longs,
+    stamps: Longs,
+    near: Rows,
+    work: Ints,
+    tree_node: Ints,
+    tree_parent: Ints,
+) -> tuple[int, float]:
+    """Grow a tree with the named nodes but one; when it costs less than `limit`, put it into `tree_*`.
+
+    Returns its nodes, none when it is dearer, and its cost.
+    """
+    joins, early, late, node, parent = work[2], work[3], work[4], work[5], work[6]
+    joins[0] = terminals[0]
+    length = 1
+    for i in range(earlies):
+        if i != without:
+            joins[length] = early[i]
+            length += 1
+    ahead = length - 1
+    for i in range(lates):
+        if earlies + i != without:
+            joins[length] = late[i]
+            length += 1
+    for i in range(1, count):
+        joins[length] = terminals[i]
+        length += 1
+    clock[0] += 1
+    size, cost = _grow(
+        dist, pred, joins, length, 0, ahead, limit, stamps[0], clock[0], work[0], near, work[1], node, parent
+    )
+    if size == 0:
+        return 0, cost
+    size, cost = _without_loose_ends(dist, stamps[1], one, work[7], node, parent, size)
+    if cost >= limit:
+        return 0, cost
+    for j in range(size):
+        tree_node[j] = node[j]
+        tree_parent[j] = parent[j]
+    return size, cost
+
+
+@compiled
+def _without_loose_ends(
+    dist: Rows, wanted: Longs, one: Int, children: Ints, node: Ints, parent: Ints, size: Int
+) -> tuple[int, float]:
+    """Take off leaves that are not wanted, again and again; how many nodes stay, and what they cost."""
+    for j in range(size):
+        children[node[j]] = 0
+    for j in range(size - 1, 0, -1):
+        if children[node[j]] == 0 and wanted[node[j]] != one:
+            children[node[j]] = -1
+        else:
+            children[parent[j]] += 1
+    kept, cost = 1, 0.0
+    for j in range(1, size):
+        if children[node[j]] >= 0:
+            node[kept] = node[j]
+            parent[kept] = parent[j]
+            cost += dist[parent[j], node[j]]
+            kept += 1
+    return kept, cost
+
+
+@compiled
+def _promising(
+    dist: Rows,
+    start: Ints,
+    neighbor: Ints,
+    one: Int,
+    clock: Longs,
+    stamps: Longs,
+    work: Ints,
+    worth: Floats,
+    tree_node: Ints,
+    tree_parent: Ints,
+    size: Int,
+    cost: float,
+) -> int:
+    """The nodes that may be worth naming, into `work[8]`, and by how much, into `worth[1]`; how many.
+
+    `worth[0]` becomes the cost of the path that ends at a node and began at the terminal or fork before
+    it; `work[1]` the terminal or fork to whose path a node belongs.
+    """
+    mark, wanted, children, forks, upto = stamps[0], stamps[1], work[7], work[2], worth[0]
+    owner = work[1]
+    nodes, root = len(dist), tree_node[0]
+    clock[0] += 2
+    seen, inside = clock[0] - 1, clock[0]
+    for j in range(size):
+        mark[tree_node[j]] = inside
+        children[tree_node[j]] = 0
+        if j > 0:
+            children[tree_parent[j]] += 1
+    ends = 0
+    for j in range(1, size):
+        v, above = tree_node[j], tree_parent[j]
+        upto[v] = dist[above, v]
+        if above != root and wanted[above] != one and children[above] == 1:
+            upto[v] += upto[above]
+        if wanted[v] == one or children[v] > 1:
+            forks[ends] = v
+            ends += 1
+    for j in range(size - 1, 0, -1):
+        v, above = tree_node[j], tree_parent[j]
+        if wanted[v] == one or children[v] > 1:
+            owner[v] = v
+        if wanted[above] != one and children[above] == 1:
+            owner[above] = owner[v]
+    owner[root] = root
+    found = 0
+    if nodes <= ALL_CANDIDATES:
+        for v in range(nodes):
+            found = _weigh(dist, v, mark[v] == inside, cost, work, worth, ends, tree_node, tree_parent, size, found)
+        return found
+    for j in range(size):
+        found = _weigh(dist, tree_node[j], True, cost, work, worth, ends, tree_node, tree_parent, size, found)
+        for p in range(start[tree_node[j]], start[tree_node[j] + 1]):
+            v = neighbor[p]
+            if mark[v] < seen:
+                mark[v] = seen
+                found = _weigh(dist, v, False, cost, work, worth, ends, tree_node, tree_parent, size, found)
+    return found
+
+
+@compiled
+def _weigh(
+    dist: Rows,
+    v: Int,
+    inside: Flag,
+    cost: float,
+    work: Ints,
+    worth: Floats,
+    ends: Int,
+    tree_node: Ints,
+    tree_parent: Ints,
+    size: Int,
+    found: Int,
+) -> int:
+    """List a node if it may be worth naming; how many are listed then.
+
+    It saves what the paths to terminals and forks cost more than those from itself, less the way to it:
+    from the root if it is on the tree and would move up; else from any node of the tree, where the paths
+    that lead to that node are not saved. The rest of the tree may change too when it is grown again, so
+    a node is listed even if it seems to lose a little.
+    """
+    forks, owner, upto, lost, root = work[2], work[1], worth[0], worth[2], tree_node[0]
+    if v == root:
+        return found
+    saved = 0.0
+    for i in range(ends):
+        x = forks[i]
+        if upto[x] > dist[v, x]:
+            saved += upto[x] - dist[v, x]
+    reach = float(dist[root, v])
+    if not inside and saved > 0.0:
+        lost[root] = 0.0
+        for j in range(1, size):
+            u, above = tree_node[j], tree_parent[j]
+            x = owner[u]
+            lost[u] = lost[above]
+            if owner[above] != x:
+                lost[u] += max(0.0, upto[x] - dist[v, x])
+            reach = min(reach, float(dist[u, v]) + lost[u])
+    if saved > 0.0 and saved - reach > -PROMISE * cost:
+        work[8, found] = v
+        worth[1, found] = saved - reach
+        found += 1
+    return found
+
+
+@compiled
+def _next_best(node: Ints, gain: Floats, k: Int, found: Int) -> int:
+    """Bring the best of `k` and those after it to place `k`: the largest gain, of equals the least node."""
+    at = k
+    for i in range(k + 1, found):
+        if gain[i] > gain[at] or (gain[i] == gain[at] and node[i] < node[at]):
+            at = i
+    node[k], node[at] = node[at], node[k]
+    gain[k], gain[at] = gain[at], gain[k]
+    return int(node[k])
 
 
 @inlined
@@ -243,6 +576,48 @@ def emit_trees(
                 at += 1
         for k in range(tree_start[s], at):
             link[k] = arc_link[_arc(start, neighbor, parent[k], child[k])]
+
+
+@compiled
+def better_trees(
+    dist: Rows,
+    pred: Rows,
+    start: Ints,
+    neighbor: Ints,
+    weight: Floats,
+    unit: Flag,
+    set_start: Longs,
+    set_node: Ints,
+    clock: Longs,
+    stamps: Longs,
+    near: Rows,
+    work: Ints,
+    worth: Floats,
+    fill: Flag,
+    arc_link: Ints,
+    cost: Floats,
+    tree_start: Longs,
+    parent: Ints,
+    child: Ints,
+    link: Ints,
+) -> None:
+    """`grow_better_tree` for each set: what it costs and where its links end, and with `fill` the links."""
+    tree_node = np.empty(len(dist), dtype=np.int32)
+    tree_parent = np.empty(len(dist), dtype=np.int32)
+    for s in range(len(set_start) - 1):
+        terminals = set_node[set_start[s] : set_start[s + 1]]
+        size = grow_better_tree(
+            dist, pred, start, neighbor, terminals, len(terminals), clock, stamps, near, work, worth,
+            tree_node, tree_parent,
+        )  # fmt: skip
+        cost[s] = tree_cost(start, neighbor, weight, unit, tree_node, tree_parent, size)
+        tree_start[s + 1] = tree_start[s] + size - 1
+        if fill:
+            for j in range(1, size):
+                at = tree_start[s] + j - 1
+                parent[at] = tree_parent[j]
+                child[at] = tree_node[j]
+                link[at] = arc_link[_arc(start, neighbor, tree_parent[j], tree_node[j])]
 
 
 @compiled

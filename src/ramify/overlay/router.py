@@ -325,7 +325,7 @@ class Router:
 
     def _steiner(self, hosts: list[int]) -> bytes:
         """The carried tree from here to the hosts, by the plan's deterministic rule."""
-        trees = self._shared.layout.steiner.trees(TerminalSets.of([(self.broker, hosts)]))
+        trees = self._shared.layout.steiner.trees(TerminalSets.of([(self.broker, hosts)]), "insert")
         children: dict[int, list[int]] = {}
         for above, below in zip(trees.parent.tolist(), trees.child.tolist(), strict=True):
             children.setdefault(above, []).append(below)

@@ -18,8 +18,11 @@ Departures Ties, which are the rule where the sample has nothing for the newcome
            become many, collapse the subscriptions anew and replace tables whole.
 
 A coordinator keeps plan and sample in step. `matched` says which patterns of its sample the newcomer
-matches: it has the events, this module does not.
+matches: it has the events, this module does not. Events of one pattern may differ in that, so it tallies
+them with the newcomer's filter as a tag, which keeps them apart.
 
+    demand = tally(sample, plan.classes, overlay, attachments, tags=[subscription.parse(schema)])
+    matched = demand.tags != 0
     change = add_subscription(plan, subscription, demand, matched)
     plan, demand = change.plan, change.follow(demand, matched)   # and send change.tables
     change = delete_subscription(plan, id_)
@@ -30,9 +33,8 @@ matches: it has the events, this module does not.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from math import isfinite
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -73,17 +75,15 @@ COMPARED = 8
 """Members of a group that are compared with a filter, where no value of an attribute tells groups apart."""
 
 
-class Does(StrEnum):
-    """What a broker does with an event that matches a row's class."""
+Does = Literal["send", "here", "notify", "admit"]
+"""What a broker does with an event that matches a row's class.
 
-    SEND = "send"
-    """Send it to the next broker on the channel's tree."""
-    HERE = "here"
-    """Hand it to the class's subscribers."""
-    NOTIFY = "notify"
-    """Send the final notification to the class's host, as its proxy."""
-    ADMIT = "admit"
-    """Put it on the channel: a leg to `broker` where there is a tree, else its host is a destination."""
+send      to the next broker on the channel's tree
+here      hand it to the class's subscribers
+notify    send the final notification to the class's host, as its proxy
+admit     put it on the channel: a leg to the row's broker where there is a tree (none where that is the
+          broker itself), else the row's broker is a destination
+"""
 
 
 class Row(NamedTuple):
@@ -461,9 +461,9 @@ class _Slice:
         if self._filtered is None or self._filtered.parent[broker] == -2:
             return steps
         hung = self._filtered.rerooted(broker)
-        for v in hung.order[1:].tolist():
-            above = hung.parent[v]
-            steps[v] = v if above == broker else steps[above]
+        below = hung.order[1:]  # in preorder: the sub-trees of the neighbours, one after another
+        near = np.flatnonzero(hung.parent[below] == broker)
+        steps[below] = np.repeat(below[near], np.diff(np.append(near, len(below))))
         return steps
 
     def leads_away(self, broker: int, step: int) -> bool:
@@ -472,20 +472,20 @@ class _Slice:
 
     def spread(self, entries: Iterable[Sequence[int]]) -> Iterator[tuple[int, Row]]:
         """The rows of entries (class, at, region) at every broker that stores them."""
-        ways: dict[int, tuple[list[int], npt.NDArray[np.int32]]] = {}
+        ways: dict[tuple[int, int], list[tuple[int, Does, int]]] = {}
         for k, at, region in entries:
             if at < 0:
                 for broker in np.flatnonzero(self.everywhere).tolist():
                     yield broker, self.admits(k, broker)
                 continue
-            if at not in ways:
-                ways[at] = self._way(at)
-            brokers, steps = ways[at]
-            for broker in brokers:
-                yield broker, self.row(k, at, region, broker, int(steps[broker]))
+            key = at, int(self._plan.classes.broker[k])
+            if key not in ways:
+                ways[key] = self._way(*key)
+            for broker, does, target in ways[key]:
+                yield broker, Row(self._c, k, does, target, region)
 
-    def _way(self, at: int) -> tuple[list[int], npt.NDArray[np.int32]]:
-        """The brokers that store what is served at one, and the step of each on the way there."""
+    def _way(self, at: int, host: int) -> list[tuple[int, Does, int]]:
+        """The brokers that store what is served at one, and what each does."""
         stored = self.everywhere.copy()
         v = at
         while v >= 0 and not stored[v]:
@@ -494,22 +494,27 @@ class _Slice:
         steps = np.full(len(stored), -1, dtype=np.int32)
         if self._filtered is not None:
             steps = self._filtered.rerooted(at).parent
-        return np.flatnonzero(stored).tolist(), steps
+        brokers = np.flatnonzero(stored)
+        pairs = zip(brokers.tolist(), steps[brokers].tolist(), strict=True)
+        return [(broker, *self._action(at, host, broker, step)) for broker, step in pairs]
 
     def row(self, k: int, at: int, region: int, broker: int, step: int) -> Row:
         """What a broker does for a class that is served at `at`, the next step on the way being `step`."""
         host = int(self._plan.classes.broker[k])
+        return Row(self._c, k, *self._action(at, host, broker, step), region)
+
+    def _action(self, at: int, host: int, broker: int, step: int) -> tuple[Does, int]:
         if broker == at:
-            return Row(self._c, k, Does.HERE if host == at else Does.NOTIFY, host, region)
+            return ("here" if host == at else "notify"), host
         if self._filtered is not None and step >= 0:
-            return Row(self._c, k, Does.SEND, step, region)
+            return "send", step
         if self._tree is None or self._channel.pruning not in (Pruning.FILTER, Pruning.NONE):
-            return Row(self._c, k, Does.ADMIT, host, region)
-        return Row(self._c, k, Does.ADMIT, self._channel.entry.target(broker), region)
+            return "admit", host
+        return "admit", self._channel.entry.target(broker)
 
     def admits(self, k: int, broker: int) -> Row:
         """For a class that is only asked about."""
-        return Row(self._c, k, Does.ADMIT, self._channel.entry.target(broker))
+        return Row(self._c, k, "admit", self._channel.entry.target(broker))
 
 
 def _tree(channel: Channel, brokers: int) -> Tree:

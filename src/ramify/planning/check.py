@@ -22,6 +22,7 @@ from itertools import pairwise
 import numpy as np
 
 from ramify.errors import LimitError, OverlayError, PlanError
+from ramify.network.overlay import Overlay
 from ramify.network.trees import Tree
 from ramify.planning.plan import (
     All,
@@ -185,9 +186,11 @@ def _tree_faults(plan: Plan, channel: Channel, n: int) -> Iterator[str]:
     except OverlayError as error:
         yield f"its tree is not a tree: {error}"
         return
-    for u, v in tree.links.tolist():
+    for u, v in tree.links[~_linked(plan.overlay, tree.links)].tolist():
         if not _joined(plan, u, v):
             yield f"its tree joins {_name(plan, u)} and {_name(plan, v)}: no link and no path does"
+    if not channel.marks:
+        return
     known = {(u, v) for u, v in tree.links.tolist()}
     for (u, v), mark in channel.marks.items():
         if mark not in ("p", "s") or not {(u, v), (v, u)} & known:
@@ -199,9 +202,15 @@ def _serves_faults(plan: Plan, channel: Channel, on_tree: "np.typing.NDArray[np.
     if not len(serves.classes) == len(serves.at) == len(serves.region):
         yield "its entries are not one class, one broker and one region each"
         return
-    for k, at, region in zip(
-        serves.classes.tolist(), serves.at.tolist(), serves.region.tolist(), strict=True
-    ):
+    # Entries at a class's own host, which is on the tree, need no closer look.
+    known = (serves.classes >= 0) & (serves.classes < len(plan.classes))
+    hosts = plan.classes.broker[np.where(known, serves.classes, 0)] if len(plan.classes) else serves.at
+    inside = (serves.at >= 0) & (serves.at < len(on_tree))
+    plain = known & inside & (serves.at == hosts) & (serves.region == -1)
+    plain &= on_tree[np.where(inside, serves.at, 0)]
+    rest = np.flatnonzero(~plain)
+    parts = (serves.classes[rest], serves.at[rest], serves.region[rest])
+    for k, at, region in zip(*(part.tolist() for part in parts), strict=True):
         if not 0 <= k < len(plan.classes):
             yield f"it serves class {k}, which is unknown"
         elif not 0 <= at < len(on_tree):
@@ -274,6 +283,14 @@ def _serves_alike(one: Channel, other: Channel) -> bool:
     )
 
 
+def _linked(overlay: Overlay, pairs: "np.typing.NDArray[np.int32]") -> "np.typing.NDArray[np.bool_]":
+    """Which pairs of brokers an overlay link joins."""
+    n = len(overlay)
+    low, high = np.sort(overlay.ends, axis=1).astype(np.int64).T
+    a, b = np.sort(pairs, axis=1).astype(np.int64).T
+    return np.isin(a * n + b, low * n + high)
+
+
 def _joined(plan: Plan, u: int, v: int) -> bool:
     try:
         plan.path(u, v)
@@ -291,26 +308,49 @@ def _name(plan: Plan, broker: int) -> str:
 
 def _unreached(plan: Plan, problem: Problem) -> Iterator[str]:
     """Subscriptions that some publisher's events would not reach."""
-    publishers = problem.publishers
     reaches = [_publishers_of(plan, channel) for channel in plan.channels]
-    by_class: list[list[tuple[int, int]]] = [[] for _ in range(len(plan.classes))]
-    for c, channel in enumerate(plan.channels):
-        for k, region in zip(channel.serves.classes.tolist(), channel.serves.region.tolist(), strict=True):
-            by_class[k].append((c, region))
-    for k, entries in enumerate(by_class):
+    surely = _surely_reached(plan, reaches)
+    by_class: dict[int, list[tuple[int, int]]] | None = None
+    for k in np.flatnonzero(~surely[:, problem.publishers].all(axis=1)).tolist():
         if plan.classes.vacant[k]:
             continue
+        by_class = _entries_by_class(plan) if by_class is None else by_class
+        entries = by_class.get(k, [])
         host = int(plan.classes.broker[k])
-        left = np.setdiff1d(publishers, [host])
-        for c, region in entries:
-            if region < 0 and isinstance(plan.channels[c].admits.content, AnyOf | Everything | Stamped):
-                left = left[~reaches[c][left]]
-        for origin in left.tolist():
+        for origin in problem.publishers[~surely[k, problem.publishers]].tolist():
+            if origin == host:
+                continue
             missed = _missed(plan, k, entries, [bool(reaches[c][origin]) for c, _ in entries])
             if missed is not None and _may_match(plan, problem, origin, k):
                 member, at = plan.classes.members[k][0].id, _name(plan, host)
                 yield f"subscription {member!r} at {at} misses events of {_name(plan, origin)}{missed}"
                 break
+
+
+def _surely_reached(
+    plan: Plan, reaches: list["np.typing.NDArray[np.bool_]"]
+) -> "np.typing.NDArray[np.bool_]":
+    """bool[c, n]: classes that a channel without conditions brings a broker's events to. A byte each."""
+    surely = np.zeros((len(plan.classes), len(plan.overlay)), dtype=np.bool_)
+    done: set[tuple[bytes, bytes]] = set()
+    for channel, reached in zip(plan.channels, reaches, strict=True):
+        if not isinstance(channel.admits.content, AnyOf | Everything | Stamped):
+            continue
+        classes = channel.serves.classes[channel.serves.region < 0]
+        key = (classes.tobytes(), reached.tobytes())
+        if key not in done:  # the channels of a portfolio differ in their trees only
+            done.add(key)
+            surely[np.ix_(classes, np.flatnonzero(reached))] = True
+    return surely
+
+
+def _entries_by_class(plan: Plan) -> dict[int, list[tuple[int, int]]]:
+    """The (channel, region) entries of each class."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for c, channel in enumerate(plan.channels):
+        for k, region in zip(channel.serves.classes.tolist(), channel.serves.region.tolist(), strict=True):
+            found.setdefault(k, []).append((c, region))
+    return found
 
 
 def _publishers_of(plan: Plan, channel: Channel) -> "np.typing.NDArray[np.bool_]":

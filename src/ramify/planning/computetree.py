@@ -217,34 +217,29 @@ class TreeMaker:
 
     def _joints(self, union: "_Union") -> Ints:
         """Links of shortest paths that join the parts: the nearest to the first part, and so on."""
-        steiner, overlay = self.problem.steiner, self.problem.overlay
-        label = _labels(len(union.brokers), union.ends)
-        part = np.full(len(overlay), -1, dtype=np.int64)
-        part[union.brokers] = label
-        reached = np.zeros(len(overlay), dtype=np.bool_)
-        fresh = union.brokers[label == label[0]]
-        near = np.full(len(overlay), np.inf)
-        source = np.zeros(len(overlay), dtype=np.int64)
+        steiner, brokers = self.problem.steiner, union.brokers
+        label = _labels(len(brokers), union.ends)
+        reached = label == label[0]
+        near, source = np.full(len(brokers), np.inf), np.zeros(len(brokers), dtype=np.int64)
+        fresh = brokers[reached]
         pairs: list[tuple[int, int]] = []
-        while True:
-            reached[fresh] = True
-            rows = steiner.distance[fresh]
+        while not reached.all():
+            waiting = np.flatnonzero(~reached)
+            rows = steiner.distance[np.ix_(fresh, brokers[waiting])]
             best = rows.argmin(axis=0)
-            least = rows[best, np.arange(len(overlay))]
-            nearer = least < near
-            near[nearer], source[nearer] = least[nearer], fresh[best[nearer]]
-            waiting = union.brokers[~reached[union.brokers]]
-            if not len(waiting):
-                return _link_ids(self.problem, pairs)
-            at = int(waiting[np.argmin(near[waiting])])
-            row = steiner.predecessor[source[at]]
-            path = [at]
+            least = rows[best, np.arange(len(waiting))]
+            nearer = least < near[waiting]
+            near[waiting[nearer]], source[waiting[nearer]] = least[nearer], fresh[best[nearer]]
+            at = waiting[np.argmin(near[waiting])]
+            path = [int(brokers[at])]
             while path[-1] != source[at]:
-                path.append(int(row[path[-1]]))
+                path.append(int(steiner.predecessor[source[at], path[-1]]))
             pairs += pairwise(path)
-            met = np.unique(part[path][~reached[path] & (part[path] >= 0)])
-            joined = np.concatenate((np.array(path), union.brokers[np.isin(label, met)]))
-            fresh = np.unique(joined[~reached[joined]])
+            places = union.place[path]
+            joined = np.isin(label, label[places[places >= 0]]) & ~reached
+            reached |= joined
+            fresh = np.union1d(path, brokers[joined])
+        return _link_ids(self.problem, pairs)
 
     def _low_stretch(self, union: "_Union", inside: TerminalSets) -> list[SmallInts]:
         """Links of low-stretch trees: AKPW's, or star decompositions around several centres.

@@ -14,7 +14,7 @@ Of filters that cover each other the first stays; equal filters count once. Clas
 not counted. Counts are per channel: channels do not stand for each other.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,10 +121,13 @@ def _narrow(may: Bools, filters: Sequence[Filter], path: str) -> Bools:
     whole = True
     for line in ("numbers", "strings", "booleans", "times", "arrays"):
         points = sorted({cut for each in distinct for part in each for cut in _cuts(part, line, True)})
-        if len(points) > MOST_POINTS:
-            whole = False
-        holds = _inside(distinct, line, points, generous=True)
-        wants = _inside(distinct, line, points, generous=False)
+        rank = {point: at for at, point in enumerate(points)}
+        if all(len(each) == 1 and len(_cuts(each[0], line, True)) <= 2 for each in distinct):
+            missed |= _outside(distinct, line, rank)
+            continue
+        whole &= len(points) <= MOST_POINTS
+        holds = _inside(distinct, line, rank, generous=True)
+        wants = _inside(distinct, line, rank, generous=False)
         missed |= (1 - holds) @ wants.T > 0
     flags = np.array([[_any(each, "absent"), _any(each, "null")] for each in distinct], dtype=np.float32)
     missed |= (1 - flags.reshape(-1, 2)) @ flags.reshape(-1, 2).T > 0
@@ -152,20 +155,33 @@ def _cuts(constraint: Constraint, line: str, generous: bool) -> Cuts:
     return next((() if some.tests else some.strings for some in arrays.some), ("",))
 
 
+def _outside(distinct: list[tuple[Constraint, ...]], line: str, rank: Mapping[object, int]) -> Bools:
+    """[i, j]: whether j, one interval or nothing, reaches out of i, which is likewise."""
+    reach = np.empty((2, 2, len(distinct)), dtype=np.int64)  # generous or not, first and last cut
+    for row, (part,) in enumerate(distinct):
+        for way, generous in enumerate((True, False)):
+            cuts = _cuts(part, line, generous)
+            low = rank[cuts[0]] if cuts else len(rank)
+            high = -1 if not cuts else rank[cuts[1]] if len(cuts) == 2 else len(rank)
+            reach[way, :, row] = low, high
+    (low_held, high_held), (low_asked, high_asked) = reach
+    found: Bools = (low_asked < low_held[:, None]) | (high_asked > high_held[:, None])
+    return found
+
+
 def _inside(
-    distinct: list[tuple[Constraint, ...]], line: str, points: list[object], generous: bool
+    distinct: list[tuple[Constraint, ...]], line: str, rank: Mapping[object, int], generous: bool
 ) -> npt.NDArray[np.float32]:
     """[each, interval]: 1 where an interval (from one point to the next) is inside."""
-    rank = {point: at for at, point in enumerate(points)}
-    inside = np.zeros((len(distinct), len(points)), dtype=np.bool_)
+    inside = np.zeros((len(distinct), len(rank)), dtype=np.bool_)
     for row, parts in enumerate(distinct):
         for part in parts:
             cuts = _cuts(part, line, generous)
             if cuts:
-                flips = np.zeros(len(points), dtype=np.int8)
+                flips = np.zeros(len(rank), dtype=np.int8)
                 flips[[rank[cut] for cut in cuts]] = 1
                 inside[row] |= np.cumsum(flips) % 2 == 1
-    step = -(-len(points) // MOST_POINTS) or 1
+    step = max(1, -(-len(rank) // MOST_POINTS))
     return inside[:, ::step].astype(np.float32)
 
 

@@ -1,7 +1,8 @@
 """What differs between two plans, in words that people use: channels, links, subscriptions, clients.
 
 Owns `diff`. Plans may number brokers and classes differently: brokers go by name, classes by the ids
-of their subscriptions, channels by name (of several with one name, the first is matched with the first).
+of their subscriptions (in expressions by filter and broker), channels by name (of several with one name,
+the first is matched with the first).
 Equal plans give an empty diff, and an empty diff means that both route every event alike.
 """
 
@@ -195,8 +196,9 @@ class _View:
     def _expression(self, expression: Expression) -> Hashable:
         match expression:
             case Match(classes):
-                members = self.plan.classes.members
-                return "any", frozenset(row.id for k in classes for row in members[k])
+                known = self.plan.classes
+                named = ((known.filters[k].key, self.names[known.broker[k]]) for k in classes)
+                return "any", frozenset(named)
             case All(parts):
                 return "all", tuple(self._expression(part) for part in parts)
             case Some(parts):

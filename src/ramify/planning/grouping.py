@@ -10,6 +10,7 @@ document is an event of the demand, so a pattern seen three times is three docum
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from heapq import heapify, heappop, heappush
 from time import perf_counter
 from typing import Any
@@ -294,24 +295,13 @@ def merge_by_gain(
 
 
 def merge_free(ledger: Ledger, groups: Sequence[Group]) -> list[Group]:
-    """The groups, with those that cost nothing merged one after the other while the result costs nothing.
+    """The groups, with those that cost nothing as one, which costs nothing either: it needs no paid link.
 
     Merging them gains nothing, so Algorithm 2 leaves them apart: a tree each, for events that stay home or
     cross links for nothing.
     """
-    kept: list[Group] = []
-    free: Group | None = None
-    for group in groups:
-        if group.cost > 0:
-            kept.append(group)
-            continue
-        both = group if free is None else ledger.joined(free, group)
-        if both.cost > 0:
-            assert free is not None, "a group that costs nothing alone"
-            kept.append(free)
-            both = group
-        free = both
-    return kept if free is None else [*kept, free]
+    free = [group for group in groups if not group.cost]
+    return [*(group for group in groups if group.cost), *([reduce(ledger.joined, free)] if free else [])]
 
 
 class _Greedy:

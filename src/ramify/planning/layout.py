@@ -397,9 +397,13 @@ def _cell_sets(plan: Plan) -> tuple[Longs, Ints, Ints]:
 
 
 def _open_channels(plan: Plan) -> list[list[int]]:
-    """For each broker the channels that must be looked at for its events, whatever classes they match."""
+    """For each broker the channels that must be looked at for its events, whatever classes they match.
+
+    Stamped channels come last, one after the other: of those the pricer chooses one.
+    """
     always: list[list[int]] = [[] for _ in plan.overlay.brokers]
-    for c, channel in enumerate(plan.channels):
+    numbered = enumerate(plan.channels)
+    for c, channel in sorted(numbered, key=lambda row: isinstance(row[1].admits.content, Stamped)):
         if isinstance(channel.admits.content, AnyOf):
             continue  # found through the classes it serves
         allowed = channel.admits.publishers

@@ -167,7 +167,7 @@ def decode_plan(content: bytes) -> Plan:
         if wrong_schema is not None:
             raise _other_schema(wrong_schema) from error
         raise PlanError("not a plan:", [str(error)]) from error
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PlanError("not JSON:", [str(error)]) from error
     if document.schema != SCHEMA:
         raise _other_schema(document.schema)
@@ -217,7 +217,7 @@ def _channel_out(plan: Plan, channel: Channel) -> _Channel:
         ids if plain else _Serves(ids, serves.at.tolist(), serves.region.tolist()),
         None if allowed is None else sorted(allowed),
         None if tree is None else _Tree(tree.links.ravel().tolist(), tree.root),
-        _entry_out(channel.entry),
+        _entry_out(channel.entry, len(plan.overlay)),
         [(u, v, mark) for (u, v), mark in channel.marks.items()],
     )
 
@@ -244,10 +244,10 @@ def _expression_out(expression: Expression) -> Any:
             return {"not": _expression_out(part)}
 
 
-def _entry_out(entry: Entry) -> int | list[int] | None:
+def _entry_out(entry: Entry, brokers: int) -> int | list[int] | None:
     if entry.targets is None:
         return None
-    same = len(entry.targets) and (entry.targets == entry.targets[0]).all()
+    same = len(entry.targets) == brokers and (entry.targets == entry.targets[0]).all()
     return int(entry.targets[0]) if same else entry.targets.tolist()
 
 
@@ -310,7 +310,8 @@ def _channel_in(row: _Channel, classes: Classes, brokers: int) -> Channel:
         links = _ints(row.tree.links, where)
         if len(links) % 2:
             raise PlanError("not a plan:", [f"the tree of {where} has an odd number of ends"])
-        tree = ChannelTree(links.reshape(-1, 2), row.tree.root)
+        root = row.tree.root
+        tree = ChannelTree(links.reshape(-1, 2), None if root is None else int(_ints([root], where)[0]))
     return Channel(
         row.name,
         Admission(
@@ -351,7 +352,7 @@ def _content_in(given: Any, where: str) -> Content:
 def _expression_in(given: Any, where: str, depth: int = 0) -> Expression:
     if isinstance(given, dict) and len(given) == 1 and depth < 100:
         ((name, value),) = given.items()
-        if name == "any" and isinstance(value, list) and all(isinstance(k, int) for k in value):
+        if name == "any" and isinstance(value, list) and _whole(value):
             return Match(tuple(value))
         if name == "not":
             return Not(_expression_in(value, where, depth + 1))
@@ -366,21 +367,36 @@ def _expression_in(given: Any, where: str, depth: int = 0) -> Expression:
 def _entry_in(given: int | list[int] | None, brokers: int, where: str) -> Entry:
     if given is None:
         return Entry()
-    return Entry.to(given, brokers) if isinstance(given, int) else Entry(_ints(given, where))
+    targets = _ints([given] * brokers if isinstance(given, int) else given, where)
+    return Entry(targets)
 
 
 def _axis_in(row: _Axis) -> Axis:
-    if row.kind == "time":
-        times = [datetime.fromisoformat(str(edge)) for edge in row.edges]
-        return Axis(row.path, tuple(time if time.tzinfo else time.replace(tzinfo=UTC) for time in times))
-    return Axis(row.path, tuple(row.edges))
+    if row.kind not in ("number", "string", "time"):
+        raise PlanError("not a plan:", [f"axis {row.path} has edges of the unknown kind {row.kind!r}"])
+    if row.kind != "time":
+        return Axis(row.path, tuple(row.edges))
+    try:
+        times = [datetime.fromisoformat(edge) for edge in row.edges]
+    except (TypeError, ValueError) as error:
+        raise PlanError(
+            "not a plan:", [f"axis {row.path} has an edge that is no time ({error})"]
+        ) from error
+    return Axis(row.path, tuple(time if time.tzinfo else time.replace(tzinfo=UTC) for time in times))
+
+
+def _whole(values: Sequence[Any]) -> bool:
+    """Whether all are whole numbers; to Python true and false are numbers too."""
+    return all(type(value) is int for value in values)
 
 
 def _ints(values: Sequence[Any], where: str) -> npt.NDArray[np.int32]:
+    if not _whole(values):
+        raise PlanError("not a plan:", [f"{where}: expected whole numbers"])
     try:
         array = np.array(values, dtype=np.int64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise PlanError("not a plan:", [f"{where}: expected whole numbers ({error})"]) from error
+    except OverflowError as error:
+        raise PlanError("not a plan:", [f"{where}: a number is too large"]) from error
     if len(array) and not (array.min() >= -(2**31) and array.max() < 2**31):
         raise PlanError("not a plan:", [f"{where}: a number is too large"])
     return array.astype(np.int32)

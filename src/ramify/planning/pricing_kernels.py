@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.compiled import Flag, Int, compiled, inlined
-from ramify.network.steiner_kernels import grow_tree
+from ramify.network.steiner_kernels import grow_better_tree
 from ramify.planning.layout import OP_ALL, OP_MATCH, OP_SOME
 
 __all__ = [
@@ -596,10 +596,11 @@ def walk_header_rides(
     clock: Longs,
     to_broker: Longs,
     destinations: Ints,
-    mark: Longs,
-    left: Ints,
-    near: Any,
-    via: Ints,
+    tree_clock: Longs,
+    tree_stamps: Longs,
+    tree_near: Any,
+    tree_work: Ints,
+    tree_worth: Floats,
     tree_node: Ints,
     tree_parent: Ints,
     place: Ints,
@@ -632,9 +633,10 @@ def walk_header_rides(
             origin, ride_start[r], ride_start[r + 1], ride_entry, entry_class, host, stamp, to_broker,
             destinations,
         )  # fmt: skip
-        nodes = grow_tree(
-            dist, pred, destinations, terminals, 0, mark, stamp, left, near, via, tree_node, tree_parent
-        )
+        nodes = grow_better_tree(
+            dist, pred, adjacent_start, adjacent, destinations, terminals, tree_clock, tree_stamps,
+            tree_near, tree_work, tree_worth, tree_node, tree_parent,
+        )  # fmt: skip
         for j in range(nodes):
             place[tree_node[j]] = j
             children[j] = 0

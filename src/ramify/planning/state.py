@@ -37,9 +37,11 @@ Ints = npt.NDArray[np.int32]
 class State:
     """Stored filters.
 
-    Attributes ---------- filters    int64[n]: distinct filters at each broker, whatever the channels
-    entries    int64[n]: (channel, class) pairs at each broker by_hop     mean `entries` of the brokers
-    at each distance from their channel's root, for channels with one
+    Attributes
+    ----------
+    filters    int64[n]: distinct filters at each broker, whatever the channels
+    entries    int64[n]: (channel, class) pairs at each broker
+    by_hop     mean `entries` of the brokers at each distance from their channel's root, where it has one
     """
 
     filters: npt.NDArray[np.int64]
@@ -58,24 +60,24 @@ def routing_state(layout: Layout) -> State:
     done: set[tuple[bytes, bytes]] = set()
     for channel, tree in zip(plan.channels, layout.trees, strict=True):
         stored = np.zeros(brokers, dtype=np.int64)
-        everywhere = _stores_all(channel, tree, brokers)
-        classes = np.unique(np.append(channel.serves.classes, _asked(channel))).astype(np.int32)
-        stored[everywhere] = len(classes)
-        mask = np.zeros(bits.shape[1], dtype=np.uint64)
-        for number in np.unique(filter_of[classes]).tolist():
-            mask[number >> 6] |= np.uint64(1) << np.uint64(number & 63)
-        key = (mask.tobytes(), everywhere.tobytes())
-        if key not in done:  # channels of a portfolio differ in their trees only
-            done.add(key)
-            bits[everywhere] |= mask
-        filtered = channel.pruning is Pruning.FILTER
-        parent = _toward_entry(tree if filtered else None, everywhere, brokers)
+        between, admits = _between_entries(channel, tree, brokers), _admits(channel, brokers)
+        served = np.unique(channel.serves.classes)
+        for where, classes in ((between, served), (admits, np.union1d(served, _asked(channel)))):
+            stored[where] = len(classes)
+            mask = _mask(filter_of, classes.astype(np.int64), bits.shape[1])
+            key = (mask.tobytes(), where.tobytes())
+            if key not in done:  # channels of a portfolio differ in their trees only
+                done.add(key)
+                bits[where] |= mask
+        order = np.argsort(channel.serves.classes, kind="stable")
         store_along(
-            parent,
-            everywhere.astype(np.uint8),
-            channel.serves.classes,
-            channel.serves.at,
+            _toward_entry(tree if between.any() else None, between, brokers),
+            between.astype(np.uint8),
+            admits.astype(np.uint8),
+            channel.serves.classes[order],
+            channel.serves.at[order],
             filter_of,
+            np.full(brokers, -1, dtype=np.int32),
             stored,
             bits,
         )
@@ -90,29 +92,48 @@ def routing_state(layout: Layout) -> State:
     return State(np.bitwise_count(bits).sum(axis=1).astype(np.int64), entries, by_hop)
 
 
+def _mask(filter_of: Ints, classes: npt.NDArray[np.int64], words: int) -> npt.NDArray[np.uint64]:
+    """The filters of some classes, a bit each."""
+    mask = np.zeros(words, dtype=np.uint64)
+    for number in np.unique(filter_of[classes]).tolist():
+        mask[number >> 6] |= np.uint64(1) << np.uint64(number & 63)
+    return mask
+
+
 def _filter_numbers(plan: Plan) -> Ints:
     """Classes with equal filters share a number."""
     numbers: dict[bytes, int] = {}
     return np.array([numbers.setdefault(f.key, len(numbers)) for f in plan.classes.filters], dtype=np.int32)
 
 
+def _publishers(channel: Channel, brokers: int) -> npt.NDArray[np.bool_]:
+    allowed = channel.admits.publishers
+    publishers = np.full(brokers, allowed is None)
+    publishers[sorted(allowed or ())] = True
+    return publishers
+
+
 def _stores_all(channel: Channel, tree: Tree | None, brokers: int) -> npt.NDArray[np.bool_]:
-    """Which brokers store every class of a channel: those between its entries, those that admit to it."""
-    publishers = np.ones(brokers, dtype=bool)
-    if channel.admits.publishers is not None:
-        publishers[:] = False
-        publishers[list(channel.admits.publishers)] = True
-    stores = np.zeros(brokers, dtype=bool)
-    if isinstance(channel.admits.content, AnyOf | Stamped | Holds):
-        stores |= publishers
-    if channel.pruning is Pruning.FILTER and tree is not None:
-        at = np.flatnonzero(publishers)
-        targets = channel.entry.targets
-        entered = at if targets is None else np.where(targets[at] < 0, at, targets[at])
-        stores |= _spanned(tree, entered[tree.parent[entered] != -2])
-    elif channel.pruning in (Pruning.TREE, Pruning.DESTINATIONS, Pruning.COPIES):
-        stores |= publishers  # they must know the destinations
-    return stores
+    """Which brokers store every class that a channel serves: those between its entries or that admit."""
+    return _between_entries(channel, tree, brokers) | _admits(channel, brokers)
+
+
+def _admits(channel: Channel, brokers: int) -> npt.NDArray[np.bool_]:
+    """Which brokers must match an event against every class of a channel before they admit it."""
+    asks = isinstance(channel.admits.content, AnyOf | Stamped | Holds)
+    # Where events carry their way in a header, publishers' brokers must know the destinations.
+    writes = channel.pruning in (Pruning.TREE, Pruning.DESTINATIONS, Pruning.COPIES)
+    return _publishers(channel, brokers) if asks or writes else np.zeros(brokers, dtype=bool)
+
+
+def _between_entries(channel: Channel, tree: Tree | None, brokers: int) -> npt.NDArray[np.bool_]:
+    """Which brokers forward toward every class of a filtered channel: those between its entries."""
+    if channel.pruning is not Pruning.FILTER or tree is None:
+        return np.zeros(brokers, dtype=bool)
+    at = np.flatnonzero(_publishers(channel, brokers))
+    targets = channel.entry.targets
+    entered = at if targets is None else np.where(targets[at] < 0, at, targets[at])
+    return _spanned(tree, entered[tree.parent[entered] != -2])
 
 
 def _spanned(tree: Tree, brokers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
@@ -135,7 +156,7 @@ def _spanned(tree: Tree, brokers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_
 
 
 def _toward_entry(tree: Tree | None, stores: npt.NDArray[np.bool_], brokers: int) -> Ints:
-    """Parents on the way to a broker that stores everything; -1 at the top, -2 where there is no tree."""
+    """Parents on the way to a broker of `stores`; -1 at the top, -2 where there is no tree."""
     if tree is None:
         return np.full(brokers, -2, dtype=np.int32)
     on_tree = np.flatnonzero(stores & (tree.parent != -2))
@@ -165,18 +186,26 @@ def _asked(channel: Channel) -> list[int]:
 @compiled
 def store_along(
     parent: Ints,
-    everything: npt.NDArray[np.uint8],
+    between: npt.NDArray[np.uint8],
+    admits: npt.NDArray[np.uint8],
     classes: Ints,
     at: Ints,
     filter_of: Ints,
+    last: Ints,
     stored: npt.NDArray[np.int64],
     bits: npt.NDArray[np.uint64],
 ) -> None:
-    """Each class at the broker that serves it and up the tree, until a broker that stores everything."""
+    """Each class at the broker that serves it and up the tree, until a broker between the entries.
+
+    Classes ascend; `last` holds -1, one per broker: the class that was last stored there, so that one of
+    several entries is counted once. Brokers that admit have stored everything already.
+    """
     for e in range(len(classes)):
         number: Int = filter_of[classes[e]]
         v: Int = at[e]
-        while v >= 0 and everything[v] == 0:
-            stored[v] += 1
-            bits[v, number >> 6] |= np.uint64(1) << np.uint64(number & 63)
+        while v >= 0 and between[v] == 0 and last[v] != classes[e]:
+            last[v] = classes[e]
+            if admits[v] == 0:
+                stored[v] += 1
+                bits[v, number >> 6] |= np.uint64(1) << np.uint64(number & 63)
             v = parent[v]

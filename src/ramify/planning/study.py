@@ -159,7 +159,7 @@ def compare(
     now = _today(study, today, weights or Weights(), seed, keeps)
     asked = {
         _with_budget(spec, seconds): spec
-        for spec in (_defaults() if specs is None else specs)
+        for spec in (_defaults() if specs is None or list(specs) == ["auto"] else specs)
         if spec != today
     }
     outcome = auto(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ramify.network.steiner_kernels import tree_scratch
 from ramify.planning import pricing_kernels as kernels
 from ramify.planning.demand import Demand
 from ramify.planning.layout import Layout, read_only
@@ -300,6 +301,7 @@ class Walker:
     ) -> int:
         t, n = self._tables, self._brokers
         steiner = self._layout.steiner
+        tree_clock, tree_stamps, tree_work, tree_worth = tree_scratch(n)
         used: int = _kernels.walk_header_rides(
             *self._off_tree(demand, rides),
             t.adjacent_start,
@@ -311,10 +313,11 @@ class Walker:
             self._clock,
             self._to_broker,
             self._destinations,
-            self._on_tree,  # stamps of its own: nodes of the tree in the header
-            self._spare,
-            np.zeros(n + 1, dtype=steiner.distance.dtype),
-            _ints(n + 1),
+            tree_clock,
+            tree_stamps,
+            np.empty(2 * n + 1, dtype=steiner.distance.dtype),
+            tree_work,
+            tree_worth,
             self._chain,
             self._walk,
             self._chain_place,

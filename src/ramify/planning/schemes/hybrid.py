@@ -46,7 +46,7 @@ class HybridParams:
     """
 
     tree: Method = "star"
-    clusters: int = 200
+    clusters: int = 1_000
     seconds: float | None = None
 
     def __post_init__(self) -> None:

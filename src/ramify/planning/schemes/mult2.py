@@ -9,8 +9,8 @@ Guarantee  None for the grouping; no merge of two groups makes the result cheape
 Cost       O(K^2) bounds for K start groups, and a tree per pair that its bound does not rule out: some
            thousands where pricing every pair would take some hundred thousand.
 Departures Lazily evaluated: see `grouping.merge_by_gain`. Classes at one broker with the same documents are
-           one start group (they save half, the most there is). Groups that cost nothing merge as long
-           as the result costs nothing; classes whose documents never leave their broker join a group by
+           one start group (they save half, the most there is). Groups that cost nothing end as one;
+           classes whose documents never leave their broker join a group by
            section VI: see `grouping.grouped_plan`. `tree="swap"` (the scheme `mult2-swap`) prices by star
            decomposition and improves the final trees by swaps.
 
