@@ -192,3 +192,15 @@ def test_the_demo_plans_and_shows_the_way_of_an_event(tmp_path: Path) -> None:
     assert "Saves $" in out
     assert "The way of one event" in out
     assert "headers included" in out
+
+
+def test_two_plans_are_compared(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.json", tmp_path / "other.json"
+    assert run("plan", *DEMO, "--schemes", "mst", "--out", str(one))[0] == 0
+    assert run("plan", *DEMO, "--schemes", "explicit", "--out", str(other))[0] == 0
+    code, out, _ = run("diff", str(one), str(other))
+    assert code == 0
+    assert "channel" in out
+    code, out, _ = run("diff", str(one), str(other), "--json")
+    assert json.loads(out)
+    assert "no difference" in run("diff", str(one), str(one))[1]

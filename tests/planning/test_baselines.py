@@ -222,6 +222,19 @@ def test_on_a_mesh_mirrors_are_stars_even_where_relays_are_cheaper() -> None:
     assert made.cost == pytest.approx(10 * 1000 / GB)
 
 
+def test_the_leg_is_cheapest_in_the_direction_of_travel() -> None:
+    """From a to d by b costs 2 and back 18; by c it costs 10 and back 2."""
+    links = [
+        Link("a", "b", 1, 9, 1),
+        Link("b", "d", 1, 9, 1),
+        Link("a", "c", 5, 1, 1),
+        Link("c", "d", 5, 1, 1),
+    ]
+    overlay = Overlay.build("square", "abcd", links)
+    problem = Problem.of(overlay, Classes.collapse([], overlay, {}), Demand.of([(0, [], 1, 1000)]))
+    assert priced("hub=d", problem).cost == pytest.approx(2 * 1000 / GB)
+
+
 def test_a_hub_between_others_passes_on_what_it_does_not_want() -> None:
     overlay = overlay_from("line:5")
     names = overlay.brokers

@@ -486,9 +486,9 @@ def test_links_for_nothing_have_a_gap_of_one() -> None:
     assert (priced.message_count, priced.cost, priced.gap, priced.over_opt) == (1, 0.0, 1.0, 1.0)
 
 
-def test_a_rendezvous_point_need_not_store_what_only_publishers_ask() -> None:
-    # The line 0 - 1 - 2 - 3, events enter at 0 and only 2 publishers: class 0 is at 3. Its filter is needed
-    # at 2, which admits, and along 0, 1, 2, 3, which forward.
+def test_brokers_between_an_entry_and_a_publisher_store_what_they_forward() -> None:
+    # The line a - b - c - d: only c publishes, by a leg to a; class 0 is at d. Its filter is needed at c,
+    # which admits, and at a, b, c and d, which forward or serve.
     overlay = Overlay.build("line", "abcd", [Link.symmetric(*pair) for pair in ("ab", "bc", "cd")])
     classes = Classes.collapse([Subscription("s0", "c0", "d", sql="x = 1")], overlay, SCHEMA.attributes)
     links = np.array([(0, 1), (1, 2), (2, 3)], dtype=np.int32)

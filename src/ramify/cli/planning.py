@@ -40,6 +40,7 @@ from ramify.overlay.simulator import Simulator, Step
 from ramify.planning.auto import Row, Weights
 from ramify.planning.classes import Classes
 from ramify.planning.constraints import read_rules
+from ramify.planning.diff import diff
 from ramify.planning.plan import Plan
 from ramify.planning.plan_files import read_plan, write_plan
 from ramify.planning.scheme import Progress as Report
@@ -158,6 +159,21 @@ def explain_event(
         print(json.dumps(told.summary()))
     else:
         told.show()
+
+
+@app.command(name="diff")
+@friendly
+def diff_plans(
+    old: Annotated[Path, typer.Argument(help="A plan file.")],
+    new: Annotated[Path, typer.Argument(help="Another plan file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say how two plans differ: channels, tree links, subscriptions that moved, attachments, paths."""
+    found = diff(read_plan(old), read_plan(new))
+    if as_json:
+        print(found.to_json())
+    else:
+        out.print(str(found), markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -309,7 +325,19 @@ def _table(found: Comparison) -> Table:
         style = "bold green" if found.best is not None and row.name == found.best.name else None
         mark = "*" if row.name == found.today.name else ""
         table.add_row(*_cells(row, mark), style=style or ("dim" if not row.allowed else None))
+    table.add_row(*_reference(found), style="italic")
     return table
+
+
+def _reference(found: Comparison) -> list[str]:
+    """What a Steiner tree for every single event would cost: no plan, but what plans are held against."""
+    train, test = found.today.train, found.today.test
+    assert train is not None
+    assert test is not None
+    cost, held_out = train.yardstick.opt, test.yardstick.opt
+    gap = held_out / test.yardstick.bound.value if test.yardstick.bound.value else 1.0
+    costs = _money(cost * (train.per_month or 1)), _money(held_out * (test.per_month or 1))
+    return ["opt (reference)", "-", *costs, "-", f"{gap:.3f}", "-", "-"]
 
 
 def _plain_table(*columns: str, **options: Any) -> Table:

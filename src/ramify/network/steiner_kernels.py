@@ -290,8 +290,9 @@ def _try(
         length += 1
     clock[0] += 1
     size, cost = _grow(
-        dist, pred, joins, length, 0, ahead, limit, stamps[0], clock[0], work[0], near, work[1], node, parent
-    )
+        dist, pred, joins, length, 0, ahead, limit, stamps[0], clock[0], work[0], near, work[1], node,
+        parent,
+    )  # fmt: skip
     if size == 0:
         return 0, cost
     size, cost = _without_loose_ends(dist, stamps[1], one, work[7], node, parent, size)
@@ -374,10 +375,14 @@ def _promising(
     found = 0
     if nodes <= ALL_CANDIDATES:
         for v in range(nodes):
-            found = _weigh(dist, v, mark[v] == inside, cost, work, worth, ends, tree_node, tree_parent, size, found)
+            found = _weigh(
+                dist, v, mark[v] == inside, cost, work, worth, ends, tree_node, tree_parent, size, found
+            )
         return found
     for j in range(size):
-        found = _weigh(dist, tree_node[j], True, cost, work, worth, ends, tree_node, tree_parent, size, found)
+        found = _weigh(
+            dist, tree_node[j], True, cost, work, worth, ends, tree_node, tree_parent, size, found
+        )
         for p in range(start[tree_node[j]], start[tree_node[j] + 1]):
             v = neighbor[p]
             if mark[v] < seen:

@@ -140,8 +140,13 @@ class TreeMaker:
             self._costs[key] = self._priced(distinct, summed)
         return self._costs[key]
 
-    def tree(self, ids: Ints, weight: Floats, seconds: float | None = None) -> Tree:
-        """The spanning tree for a group of sets. `seconds` bounds the exchange of links, if any."""
+    def tree(
+        self, ids: Ints, weight: Floats, seconds: float | None = None, *, exchange: bool = True
+    ) -> Tree:
+        """The spanning tree for a group of sets. `seconds` bounds the exchange of links, if any.
+
+        Without `exchange`, `swap` makes the tree of `star`.
+        """
         chosen, weights = self._distinct(ids, weight)
         sets = self._store.take(chosen, weights)
         if not len(sets):
@@ -150,7 +155,7 @@ class TreeMaker:
         if hub >= 0:
             return shortest_path_tree(self.problem.overlay, hub, self.problem.weight)
         union = self._union(chosen, weights)
-        swap = self.method == "swap" and not union.forest
+        swap = self.method == "swap" and exchange and not union.forest
         tree = self._spanning(union, self._cheapest(union, sets, swap)[0])
         if not swap:
             return tree

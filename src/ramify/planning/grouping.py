@@ -34,8 +34,9 @@ from ramify.planning.grouping_kernels import (
     take_over,
 )
 from ramify.planning.plan import Plan
+from ramify.planning.pricing import price
 from ramify.planning.problem import Problem
-from ramify.planning.scheme import Progress, channel, put_together
+from ramify.planning.scheme import Progress, channel, put_together, silent
 
 __all__ = [
     "MOST_CLUSTERS",
@@ -230,9 +231,10 @@ class Ledger:
         classes = np.union1d(a.classes, b.classes).astype(np.int32)
         return self._priced(classes, pattern[:count].copy(), chosen[:count].copy())
 
-    def tree(self, group: Group, seconds: float | None = None) -> Tree:
-        """The spanning tree of a group."""
-        return self.maker.tree(group.sets, self.problem.pattern_weight[group.pattern], seconds)
+    def tree(self, group: Group, seconds: float | None = None, *, exchange: bool = True) -> Tree:
+        """The spanning tree of a group; see `TreeMaker.tree`."""
+        weight = self.problem.pattern_weight[group.pattern]
+        return self.maker.tree(group.sets, weight, seconds, exchange=exchange)
 
     def stays_home(self, group: Group) -> bool:
         """Whether no document of the group leaves its publisher's broker."""
@@ -427,13 +429,33 @@ def grouped_plan(
     no group has any, how many of `COMPARED` members of each overlap at all. Then the smallest mean
     distance from the publishers on the group's tree, then the smallest group.
     """
+    made = _built(scheme, ledger, groups, settings, progress, deadline, exchange=True)
+    price_of = ledger.problem.overlay.price
+    if ledger.maker.method != "swap" or np.array_equal(price_of[:, 0], price_of[:, 1]):
+        return made
+    # Swaps go by mean prices: with a price per direction, what they gain may be lost again.
+    start = _built(scheme, ledger, groups, settings, silent, deadline, exchange=False)
+    return min((made, start), key=lambda plan: price(plan, ledger.problem.demand).cost)
+
+
+def _built(
+    scheme: str,
+    ledger: Ledger,
+    groups: Sequence[Group],
+    settings: Mapping[str, Any],
+    progress: Progress,
+    deadline: float,
+    *,
+    exchange: bool,
+) -> Plan:
     problem = ledger.problem
     travelling = [group for group in groups if not ledger.stays_home(group)]
     members = [group.classes for group in travelling]
     trees = []
     for at, group in enumerate(travelling):
         left = deadline - perf_counter()
-        trees.append(ledger.tree(group, None if left == np.inf else max(left, 0.0)))
+        seconds = None if left == np.inf else max(left, 0.0)
+        trees.append(ledger.tree(group, seconds, exchange=exchange))
         progress(1.0 - 0.1 * (1 - at / len(travelling)), "building trees")
     rest = np.setdiff1d(np.arange(len(problem.classes)), np.concatenate([[], *members]))
     if len(rest) and not trees:
