@@ -24,7 +24,7 @@ SYMMETRIC: list[Weight] = ["hops", "mean_price", "latency"]
 CHOICES: list[tuple[Weight, Roots]] = [
     (weight, roots)
     for weight in WEIGHTS
-    for roots in ("first", "all", "blocks")
+    for roots in ("first", "all", "blocks", "insert")
     if (weight, roots) != ("price", "all")
 ]
 Rows = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float64]]
@@ -128,7 +128,7 @@ def test_for_one_terminal_bound_and_optimum_are_the_distance(
     assert dual_ascent(start, neighbor, weight, TerminalSets.of([(root, [target])])).tolist() == [distance]
 
 
-@given(problems(), st.sampled_from(SYMMETRIC), st.sampled_from(["first", "all", "blocks"]))
+@given(problems(), st.sampled_from(SYMMETRIC), st.sampled_from(["first", "all", "blocks", "insert"]))
 def test_trees_are_within_the_guarantee(
     problem: tuple[Overlay, TerminalSets], weight: Weight, roots: Roots
 ) -> None:
@@ -138,7 +138,7 @@ def test_trees_are_within_the_guarantee(
         assert best <= cost <= 2 * (1 - 1 / len(sets[i])) * best
 
 
-@given(problems(), st.sampled_from(["first", "blocks"]))
+@given(problems(), st.sampled_from(["first", "blocks", "insert"]))
 def test_priced_trees_cost_no_more_than_a_path_to_each(
     problem: tuple[Overlay, TerminalSets], roots: Roots
 ) -> None:
@@ -211,6 +211,69 @@ def test_a_set_costs_the_same_in_any_company(weight: Weight, roots: Roots) -> No
     some = steiner.trees(sets.take(order[:1]), roots)
     trees = steiner.trees(shuffled, roots)
     np.testing.assert_array_equal(some.link, trees.link[: trees.start[1]])
+
+
+@given(problems(), st.sampled_from(WEIGHTS))
+def test_local_search_never_makes_a_tree_dearer(
+    problem: tuple[Overlay, TerminalSets], weight: Weight
+) -> None:
+    overlay, sets = problem
+    steiner = Steiner.of(overlay, weight)
+    assert (steiner.costs(sets, "insert") <= steiner.costs(sets, "first")).all()
+
+
+def mesh(brokers: int, seed: int) -> Overlay:
+    """Every pair joined, at a price that depends on the direction."""
+    ends = list(combinations(range(brokers), 2))
+    price = np.random.default_rng(seed).integers(1, 20, (len(ends), 2)).astype(float)
+    return Overlay.from_arrays("mesh", [f"v{i}" for i in range(brokers)], ends, price=price)
+
+
+def sparse(brokers: int, seed: int) -> Overlay:
+    """More brokers than local search looks at one by one, on a ring with chords."""
+    rng = np.random.default_rng(seed)
+    chords = {(min(a, b), max(a, b)) for a, b in rng.integers(0, brokers, (brokers, 2)).tolist() if a != b}
+    ends = sorted(chords | {(i, i + 1) for i in range(brokers - 1)} | {(0, brokers - 1)})
+    price = rng.integers(1, 20, (len(ends), 2)).astype(float)
+    return Overlay.from_arrays("sparse", [f"v{i}" for i in range(brokers)], ends, price=price)
+
+
+@pytest.mark.parametrize(
+    ("overlay", "found", "over"), [(mesh(12, 2), 0.6, 1.05), (sparse(90, 3), 0.6, 1.02)]
+)
+def test_local_search_mostly_finds_the_best_tree(overlay: Overlay, found: float, over: float) -> None:
+    rng = np.random.default_rng(4)
+    rows = [rng.choice(len(overlay), 6, replace=False).tolist() for _ in range(150)]
+    sets = TerminalSets.of((row[0], row) for row in rows)
+    best = np.array([optimum(overlay, "price", sets[i]) for i in range(len(sets))])
+    steiner = Steiner.of(overlay, "price")
+    cost, first = steiner.costs(sets, "insert"), steiner.costs(sets, "first")
+    assert ((best <= cost) & (cost <= first)).all()
+    assert (cost == best).mean() >= found > (first == best).mean()
+    assert cost.sum() <= over * best.sum() < first.sum()
+
+
+def test_a_broker_that_nobody_asked_for_joins_where_it_saves() -> None:
+    # From the root to each terminal costs 10; by way of the hub, 8 once and then 3 each.
+    ends = [(0, 1), (0, 2), (0, 3), (0, 4), (1, 4), (2, 4), (3, 4)]
+    price = [(10.0, 9.0)] * 3 + [(8.0, 9.0)] + [(9.0, 3.0)] * 3
+    overlay = Overlay.from_arrays("hub", "rabch", ends, price=price)
+    steiner, sets = Steiner.of(overlay, "price"), TerminalSets.of([(0, [1, 2, 3]), (0, [1, 2]), (0, [1])])
+    assert steiner.costs(sets, "first").tolist() == [30.0, 20.0, 10.0]
+    trees = steiner.trees(sets, "insert")
+    assert trees.cost.tolist() == [17.0, 14.0, 10.0]
+    assert trees.parent[:4].tolist() == [0, 4, 4, 4]
+    assert trees.child[:4].tolist() == [4, 1, 2, 3]
+
+
+def test_a_terminal_that_is_cheap_to_leave_joins_first() -> None:
+    # The last is a little farther from the root than the others, but only it leads on for 1.
+    ends = [(0, 1), (0, 2), (0, 3), (1, 3), (2, 3)]
+    price = [(10.0, 10.0)] * 2 + [(11.0, 10.0)] + [(10.0, 1.0)] * 2
+    overlay = Overlay.from_arrays("gate", "rabg", ends, price=price)
+    steiner, sets = Steiner.of(overlay, "price"), TerminalSets.of([(0, [1, 2, 3])])
+    assert steiner.costs(sets, "first").tolist() == [30.0]
+    assert steiner.costs(sets, "insert").tolist() == [13.0]
 
 
 def test_bounds_and_trees_nearly_meet_on_a_transit_stub_overlay() -> None:

@@ -14,15 +14,7 @@ from ramify.network.overlay import Link, Overlay
 from ramify.network.trees import Tree
 from ramify.overlay.simulator import Simulator
 from ramify.planning.catalog import make_plan
-from ramify.planning.changes import (
-    Change,
-    Row,
-    add_subscription,
-    broker_table,
-    delete_subscription,
-    replan,
-    table_changes,
-)
+from ramify.planning.changes import Change, add_subscription, delete_subscription, replan
 from ramify.planning.check import check
 from ramify.planning.classes import Classes
 from ramify.planning.demand import Demand, tally
@@ -32,6 +24,7 @@ from ramify.planning.pricing import price
 from ramify.planning.problem import Problem
 from ramify.planning.scheme import channel, put_together
 from ramify.planning.state import routing_state
+from ramify.planning.tables import Row, broker_table, table_changes
 from worlds import FILTERS, SCHEMA, World, plans, worlds
 
 FEW = settings(max_examples=30)

@@ -571,7 +571,7 @@ def checked(draw: st.DrawFn) -> tuple[World, Plan, Problem, list[Event]]:
     return world, made, problem, kept
 
 
-@settings(max_examples=50)
+@settings(max_examples=80)
 @given(checked())
 def test_subscriptions_without_a_complaint_get_every_new_event_once(
     case: tuple[World, Plan, Problem, list[Event]],

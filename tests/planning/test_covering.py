@@ -17,7 +17,7 @@ from ramify.errors import LimitError
 from ramify.network.overlay import Link, Overlay
 from ramify.network.trees import minimum_spanning_tree
 from ramify.planning import covering
-from ramify.planning.changes import Row, broker_table, delete_subscription
+from ramify.planning.changes import delete_subscription
 from ramify.planning.classes import Classes
 from ramify.planning.covering import cover_matrix, covered_state
 from ramify.planning.demand import Demand
@@ -26,6 +26,7 @@ from ramify.planning.plan import Plan, Pruning
 from ramify.planning.problem import Problem
 from ramify.planning.scheme import channel, put_together
 from ramify.planning.state import routing_state
+from ramify.planning.tables import Row, broker_table
 from worlds import GRID, SCHEMA, plans, worlds
 
 NUMBERS = st.integers(0, 4)
@@ -114,23 +115,13 @@ def left(plan: Plan, rows: Iterable[Row]) -> int:
 
 def by_hand(plan: Plan, broker: int) -> int:
     """From the rows of the broker's table, set by set."""
-    served = {(c, k) for c, ch in enumerate(plan.channels) for k in ch.serves.classes.tolist()}
     sets: dict[object, list[Row]] = {}
     for row in broker_table(plan, broker):
         key: object = row.channel
         if plan.channels[row.channel].pruning is Pruning.FILTER:
-            asked = (row.channel, row.class_id) not in served
-            where = "asked" if asked else row.does if row.does == "admit" else (row.does, row.broker)
-            if where == "admit" or (asked and not on_tree(plan, row.channel, broker)):
-                where = "off"
-            key = (row.channel, where)
+            key = (row.channel, row.does, -1 if row.does == "admit" else row.broker)
         sets.setdefault(key, []).append(row)
     return sum(left(plan, rows) for rows in sets.values())
-
-
-def on_tree(plan: Plan, c: int, broker: int) -> bool:
-    tree = plan.channels[c].tree
-    return tree is not None and broker in tree.brokers
 
 
 @st.composite

@@ -60,7 +60,8 @@ def priced(
     factor: float = 1.0,
 ) -> Price:
     demand = Demand.of([(origin, range(len(plan.classes)), count, 1000 * count)], seconds=seconds)
-    return price(plan, replace(demand, tags=np.array([tags], dtype=np.uint64), factor=factor))
+    marked = replace(demand, tags=np.array([tags], dtype=np.uint64), factor=factor, tag_filters=2)
+    return price(plan, marked)
 
 
 def names(found: list[Broken]) -> list[str]:
@@ -307,3 +308,9 @@ def test_limits_must_be_numbers() -> None:
             Rules(quotas={("a", "b"): limit})
     with pytest.raises(InputError, match="non-empty string"):
         Residency("", "x < 5", frozenset("a"))
+
+
+def test_events_that_were_not_held_against_a_residency_rule_are_no_proof_that_it_is_kept() -> None:
+    plan = planned(rows=WANTED[1:])
+    with pytest.raises(InputError, match="held against 0 of them"):
+        broken(price(plan, replace(priced(plan).demand, tag_filters=0)), residency(regions={"asia"}))

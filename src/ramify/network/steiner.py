@@ -151,13 +151,16 @@ class Steiner:
         near = np.empty(2 * len(self.overlay) + 1, dtype=self.distance.dtype)
         rows, neighbor, arc_link, _ = self.overlay.adjacency
         search = (self.distance, self.predecessor, rows, neighbor, self.arc_weight, self.weight == "hops")
-        scratch = (clock, stamps, near, work, worth)
         cost, start = np.empty(len(sets)), np.zeros(len(sets) + 1, dtype=np.int64)
         given = checked(sets, len(self.overlay))
         for emit in (False, True) if fill else (False,):
             links = np.empty((3, int(start[-1]) if emit else 0), dtype=np.int32)
-            better_trees(*search, *given, *scratch, emit, arc_link, cost, start, *links)
-        return SteinerTrees(cost, start, *links)
+            parent, child, link = links
+            better_trees(
+                *search, *given, clock, stamps, near, work, worth, emit, arc_link, cost, start, parent,
+                child, link,
+            )  # fmt: skip
+        return SteinerTrees(cost, start, parent, child, link)
 
     def _measure(
         self, sets: TerminalSets, roots: Roots

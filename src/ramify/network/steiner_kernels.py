@@ -198,19 +198,17 @@ def grow_better_tree(
     `tree_parent[:size]` as `grow_tree` does. Scratch comes from `tree_scratch`, with `near` of the type of
     `dist`, two entries per node and one more. Nothing in `stamps` may exceed `clock[0]`.
     """
-    work_left, work_via, early, late, wanted = work[0], work[1], work[3], work[4], stamps[1]
+    early, late, wanted = work[3], work[4], stamps[1]
     clock[0] += 1
     one = clock[0]
-    size, cost = _grow(
-        dist, pred, terminals, count, 0, 0, np.inf, stamps[0], one, work_left, near, work_via, tree_node,
-        tree_parent,
-    )  # fmt: skip
-    if count < 3:
-        return size
     for i in range(count):
         wanted[terminals[i]] = one
     earlies, lates = 0, 0
-    for _ in range(min(MOST_MOVES, len(dist))):
+    size, cost = _try(
+        dist, pred, terminals, count, 0, 0, -1, np.inf, one, clock, stamps, near, work, tree_node,
+        tree_parent,
+    )  # fmt: skip
+    for _ in range(min(MOST_MOVES, len(dist)) if count > 2 else 0):
         found = _promising(
             dist, start, neighbor, one, clock, stamps, work, worth, tree_node, tree_parent, size, cost
         )
@@ -372,22 +370,24 @@ def _promising(
         if wanted[above] != one and children[above] == 1:
             owner[above] = owner[v]
     owner[root] = root
-    found = 0
-    if nodes <= ALL_CANDIDATES:
-        for v in range(nodes):
-            found = _weigh(
-                dist, v, mark[v] == inside, cost, work, worth, ends, tree_node, tree_parent, size, found
-            )
-        return found
-    for j in range(size):
-        found = _weigh(
-            dist, tree_node[j], True, cost, work, worth, ends, tree_node, tree_parent, size, found
-        )
+    listed = 0
+    for v in range(nodes if nodes <= ALL_CANDIDATES else 0):
+        work[8, listed] = v
+        listed += 1
+    for j in range(size if nodes > ALL_CANDIDATES else 0):
+        work[8, listed] = tree_node[j]
+        listed += 1
         for p in range(start[tree_node[j]], start[tree_node[j] + 1]):
-            v = neighbor[p]
-            if mark[v] < seen:
-                mark[v] = seen
-                found = _weigh(dist, v, False, cost, work, worth, ends, tree_node, tree_parent, size, found)
+            if mark[neighbor[p]] < seen:
+                mark[neighbor[p]] = seen
+                work[8, listed] = neighbor[p]
+                listed += 1
+    found = 0
+    for i in range(listed):
+        v = work[8, i]
+        found = _weigh(
+            dist, v, mark[v] == inside, cost, work, worth, ends, tree_node, tree_parent, size, found
+        )
     return found
 
 
@@ -414,7 +414,7 @@ def _weigh(
     """
     forks, owner, upto, lost, root = work[2], work[1], worth[0], worth[2], tree_node[0]
     if v == root:
-        return found
+        return int(found)
     saved = 0.0
     for i in range(ends):
         x = forks[i]
@@ -434,7 +434,7 @@ def _weigh(
         work[8, found] = v
         worth[1, found] = saved - reach
         found += 1
-    return found
+    return int(found)
 
 
 @compiled

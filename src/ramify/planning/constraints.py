@@ -172,6 +172,11 @@ def broken(price: Price, rules: Rules) -> list[Broken]:
             "capacity and quota are rates, but the time that these events span is not known. Say how long "
             "it was (--hours), or use events that carry a time."
         )
+    if len(rules.residency) > price.demand.tag_filters and price.demand.events:
+        raise InputError(
+            f"{len(rules.residency)} residency rules, but the events were held against "
+            f"{price.demand.tag_filters} of them. Tally them with the rules' tags."
+        )
     found = list(_latencies(price))
     if price.demand.events:
         found += _capacities(price, rules)

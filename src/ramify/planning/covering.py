@@ -5,10 +5,9 @@ Owns `covered_state`, and `cover_matrix`, which finds what covers what among man
 On a filtered tree a broker keeps, per channel and link, the filters that are wanted behind the link. A
 filter that another one kept for the same link covers adds nothing there: the event goes over anyway. What
 a broker serves itself is kept as if it were one more link, and so is what it notifies each host of; what
-it only has to recognise (to admit an event to a channel that it is not on, or for an expression that asks
-about a class that the channel does not serve) is one set more. On channels of any other pruning all that
-`state.py` says a broker stores for the channel is one set. A filter that holds in a region stands for
-another only where its region holds too.
+it only has to recognise, to admit an event that it does not send on by that filter, is one set more. On
+channels of any other pruning all that `state.py` says a broker stores for the channel is one set. A filter
+that holds in a region stands for another only where its region holds too.
 
 Of filters that cover each other the first stays; equal filters count once. Classes without a member are
 not counted. Counts are per channel: channels do not stand for each other.
@@ -27,7 +26,7 @@ from ramify.errors import LimitError
 from ramify.network.trees import Tree
 from ramify.planning.layout import Layout
 from ramify.planning.plan import Channel, Plan, Pruning
-from ramify.planning.state import _asked, _stores_all, _toward_entry
+from ramify.planning.state import admitting, asked_classes, between_entries, toward_entry
 
 __all__ = ["MOST_FILTERS", "cover_matrix", "covered_state"]
 
@@ -221,7 +220,7 @@ class _Items:
     ) -> "_Items | None":
         serves, hosts = channel.serves, plan.classes.broker
         alive = np.flatnonzero(~plan.classes.vacant[serves.classes])
-        only = np.setdiff1d(_asked(channel), serves.classes).astype(np.int64)
+        only = np.setdiff1d(asked_classes(channel), serves.classes).astype(np.int64)
         only = only[~plan.classes.vacant[only]]
         classes = np.append(serves.classes[alive], only).astype(np.int64)
         if not len(classes):
@@ -248,28 +247,27 @@ class _Items:
 def _count(channel: Channel, tree: Tree | None, items: _Items, total: Longs) -> None:
     """Add what the brokers keep for one channel."""
     brokers = len(total)
-    everywhere = _stores_all(channel, tree, brokers)
+    between, admits = between_entries(channel, tree, brokers), admitting(channel, brokers)
     here = items.held.copy()
     for broker, row in items.noted:
         here[broker] |= row
     if channel.pruning is not Pruning.FILTER or tree is None:
-        here[everywhere] = here.any(axis=0) | items.asked
+        here[admits] = here.any(axis=0) | items.asked
         total += _left(here, items)
         return
-    off = everywhere & (tree.parent == -2)
-    everything = here.any(axis=0)
-    if off.any():
-        total[off] += _left((everything | items.asked)[None, :], items)[0]
-    if items.asked.any():
-        total[everywhere & ~off] += _left(items.asked[None, :], items)[0]
     total += _left(items.held, items)
     for broker, row in items.noted:
         total[broker] += _left(row[None, :], items)[0]
-    hung = tree.rerooted(_root(_toward_entry(tree, everywhere, brokers)))
-    below, beyond = _behind(hung, here)
-    np.add.at(total, hung.parent[hung.order[1:]], _left(below[1:], items))
-    inside = everywhere[hung.order[1:]]
-    total[hung.order[1:][inside]] += _left(beyond[1:][inside], items)
+    known = here.sum(axis=0, dtype=np.int32) - here > 0  # served elsewhere, and not sent on from here
+    if between.any():
+        hung = tree.rerooted(_root(toward_entry(tree, between, brokers)))
+        below, beyond = _behind(hung, here)
+        known[hung.order] = beyond
+        np.add.at(total, hung.parent[hung.order[1:]], _left(below[1:], items))
+        inside = between[hung.order[1:]]
+        total[hung.order[1:][inside]] += _left(beyond[1:][inside], items)
+        known[between] = False
+    total[admits] += _left(known[admits] | items.asked, items)
 
 
 def _root(parent: npt.NDArray[np.int32]) -> int:

@@ -45,6 +45,7 @@ class Demand:
     tags            uint64[p]: bit t is set when the events satisfy tag filter t (residency rules)
     seconds         the time that the events span; 0 when it is not known
     factor          how many published events each counted one stands for (1 / sampling probability)
+    tag_filters     how many tag filters the events were held against; bits from here on mean nothing
     unknown         events that are not in the patterns because no broker is known for their publisher
     """
 
@@ -59,6 +60,7 @@ class Demand:
     clients: tuple[str, ...] = ()
     seconds: float = 0.0
     factor: float = 1.0
+    tag_filters: int = 0
     unknown: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -136,7 +138,7 @@ class Demand:
             place = (int(self.publisher[i]), int(self.client[i]), int(self.cell[i]), int(self.tags[i]))
             _add(sums, (*place, classes), int(self.count[i]), int(self.size[i]))
         made = _assembled(sums, self.clients, self.seconds)
-        return replace(made, factor=self.factor, unknown=self.unknown)
+        return replace(made, factor=self.factor, unknown=self.unknown, tag_filters=self.tag_filters)
 
 
 _Sums = dict["_Key", list[int]]
@@ -167,6 +169,7 @@ class Tally:
             )
         self._matcher = Matcher([*classes.filters, *tags])
         self._classes = len(classes)
+        self._tag_filters = len(tags)
         self._vacant = classes.vacant
         self._overlay = overlay
         self._attachments = attachments
@@ -216,7 +219,8 @@ class Tally:
     def _demand(self, sums: _Sums, times: list[int], unknown: dict[str, int]) -> Demand:
         seconds = (max(times) - min(times)) / 1e6 if times else 0.0
         rows = {key: sums[key] for key in sorted(sums)}
-        return replace(_assembled(rows, tuple(self._clients), seconds), unknown=dict(unknown))
+        made = _assembled(rows, tuple(self._clients), seconds)
+        return replace(made, unknown=dict(unknown), tag_filters=self._tag_filters)
 
     def _broker(self, name: str) -> int:
         if name not in self._brokers:

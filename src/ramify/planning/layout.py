@@ -50,6 +50,7 @@ __all__ = [
     "Tables",
     "layout_of",
     "read_only",
+    "rooted_tree",
     "routes_toward",
 ]
 
@@ -251,7 +252,7 @@ def _lay_out(plan: Plan) -> Layout:
     n = len(plan.overlay)
     count = len(plan.channels)
     hops = Hops(plan)
-    trees = tuple(_rooted(channel, n) for channel in plan.channels)
+    trees = tuple(rooted_tree(channel, n) for channel in plan.channels)
     parent = np.full((count, n), -2, dtype=np.int32)
     up, down = np.full((2, count, n), -1, dtype=np.int32)
     for c, tree in enumerate(trees):
@@ -325,7 +326,8 @@ def _per_arc(plan: Plan) -> Floats:
     return weight
 
 
-def _rooted(channel: Channel, brokers: int) -> Tree | None:
+def rooted_tree(channel: Channel, brokers: int) -> Tree | None:
+    """A channel's tree, hung from its root or else from its lowest broker; `OverlayError` if it is none."""
     tree = channel.tree
     if tree is None:
         return None

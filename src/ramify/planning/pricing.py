@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ramify.errors import LimitError
 from ramify.network.overlay import Overlay
 from ramify.planning import pricing_kernels as kernels
+from ramify.planning.covering import covered_state
 from ramify.planning.demand import Demand
 from ramify.planning.layout import Layout, layout_of, read_only
 from ramify.planning.plan import Plan
@@ -168,6 +170,17 @@ class Price:
         return routing_state(self.layout)
 
     @cached_property
+    def covered(self) -> Longs | None:
+        """int64[n]: filters left at each broker when covered ones go; None where they are too many.
+
+        See `covering.py`, which says how many can be compared.
+        """
+        try:
+            return covered_state(self.layout)
+        except LimitError:
+            return None
+
+    @cached_property
     def broker_bytes(self) -> Longs:
         """int64[n]: bytes received and sent by each broker, headers included."""
         total = np.zeros(len(self.overlay), dtype=np.int64)
@@ -186,7 +199,7 @@ class Price:
         """Money scaled by the demand's time span and sampling factor; None when the span is not known."""
         return self.money * self.per_month if self.per_month else None
 
-    def figures(self) -> Mapping[str, float | int | None]:
+    def figures(self) -> Mapping[str, float | int | list[float] | None]:
         """All figures as plain numbers, for tables and JSON."""
         used = self.link_stress[self.link_stress > 0]
         return {
@@ -215,6 +228,8 @@ class Price:
             "filters_mean": _mean(self.state.filters),
             "filters_max": int(_max(self.state.filters)),
             "entries_mean": _mean(self.state.entries),
+            "entries_by_hop": list(self.state.by_hop),
+            "covered_mean": None if self.covered is None else _mean(self.covered),
             "hops_mean": self.hops.mean,
             "hops_p99": self.hops.p99,
             "hops_max": self.hops.max,

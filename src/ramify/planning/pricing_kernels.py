@@ -615,7 +615,7 @@ def walk_header_rides(
     reach_hops: Ints,
     matchings: Longs,
 ) -> int:
-    """Crossings of the rides whose header carries their tree: the Steiner kernel's tree from the origin.
+    """Crossings of the rides whose header carries their tree: `grow_better_tree` from the origin.
 
     What a broker's header says, from the leaves up: twice its number of children, plus 1 when it is a
     destination; then each child and what that child's header will say.

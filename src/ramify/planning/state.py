@@ -28,7 +28,7 @@ from ramify.planning.plan import (
     Stamped,
 )
 
-__all__ = ["State", "routing_state"]
+__all__ = ["State", "admitting", "asked_classes", "between_entries", "routing_state", "toward_entry"]
 
 Ints = npt.NDArray[np.int32]
 
@@ -60,18 +60,19 @@ def routing_state(layout: Layout) -> State:
     done: set[tuple[bytes, bytes]] = set()
     for channel, tree in zip(plan.channels, layout.trees, strict=True):
         stored = np.zeros(brokers, dtype=np.int64)
-        between, admits = _between_entries(channel, tree, brokers), _admits(channel, brokers)
-        served = np.unique(channel.serves.classes)
-        for where, classes in ((between, served), (admits, np.union1d(served, _asked(channel)))):
+        between, admits = between_entries(channel, tree, brokers), admitting(channel, brokers)
+        live = ~plan.classes.vacant[channel.serves.classes]
+        served = np.unique(channel.serves.classes[live])
+        for where, classes in ((between, served), (admits, np.union1d(served, asked_classes(channel)))):
             stored[where] = len(classes)
             mask = _mask(filter_of, classes.astype(np.int64), bits.shape[1])
             key = (mask.tobytes(), where.tobytes())
             if key not in done:  # channels of a portfolio differ in their trees only
                 done.add(key)
                 bits[where] |= mask
-        order = np.argsort(channel.serves.classes, kind="stable")
+        order = np.flatnonzero(live)[np.argsort(channel.serves.classes[live], kind="stable")]
         store_along(
-            _toward_entry(tree if between.any() else None, between, brokers),
+            toward_entry(tree if between.any() else None, between, brokers),
             between.astype(np.uint8),
             admits.astype(np.uint8),
             channel.serves.classes[order],
@@ -113,12 +114,7 @@ def _publishers(channel: Channel, brokers: int) -> npt.NDArray[np.bool_]:
     return publishers
 
 
-def _stores_all(channel: Channel, tree: Tree | None, brokers: int) -> npt.NDArray[np.bool_]:
-    """Which brokers store every class that a channel serves: those between its entries or that admit."""
-    return _between_entries(channel, tree, brokers) | _admits(channel, brokers)
-
-
-def _admits(channel: Channel, brokers: int) -> npt.NDArray[np.bool_]:
+def admitting(channel: Channel, brokers: int) -> npt.NDArray[np.bool_]:
     """Which brokers must match an event against every class of a channel before they admit it."""
     asks = isinstance(channel.admits.content, AnyOf | Stamped | Holds)
     # Where events carry their way in a header, publishers' brokers must know the destinations.
@@ -126,7 +122,7 @@ def _admits(channel: Channel, brokers: int) -> npt.NDArray[np.bool_]:
     return _publishers(channel, brokers) if asks or writes else np.zeros(brokers, dtype=bool)
 
 
-def _between_entries(channel: Channel, tree: Tree | None, brokers: int) -> npt.NDArray[np.bool_]:
+def between_entries(channel: Channel, tree: Tree | None, brokers: int) -> npt.NDArray[np.bool_]:
     """Which brokers forward toward every class of a filtered channel: those between its entries."""
     if channel.pruning is not Pruning.FILTER or tree is None:
         return np.zeros(brokers, dtype=bool)
@@ -155,7 +151,7 @@ def _spanned(tree: Tree, brokers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_
     return inside
 
 
-def _toward_entry(tree: Tree | None, stores: npt.NDArray[np.bool_], brokers: int) -> Ints:
+def toward_entry(tree: Tree | None, stores: npt.NDArray[np.bool_], brokers: int) -> Ints:
     """Parents on the way to a broker of `stores`; -1 at the top, -2 where there is no tree."""
     if tree is None:
         return np.full(brokers, -2, dtype=np.int32)
@@ -164,7 +160,7 @@ def _toward_entry(tree: Tree | None, stores: npt.NDArray[np.bool_], brokers: int
     return tree.rerooted(root).parent
 
 
-def _asked(channel: Channel) -> list[int]:
+def asked_classes(channel: Channel) -> list[int]:
     """The classes that a channel's expression asks about."""
     found: list[int] = []
 
