@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ramify.errors import LimitError
 from ramify.network.overlay import Overlay
-from ramify.planning import pricing_kernels as kernels
+from ramify.planning.charge_kernels import charge, settle
 from ramify.planning.covering import covered_state
 from ramify.planning.demand import Demand
 from ramify.planning.layout import Layout, layout_of, read_only
@@ -294,7 +294,7 @@ class _Sums:
 
     def _charge(self, pattern: Ints, hop: Ints, header: Ints, into: Longs, counts: Longs) -> None:
         t, d = self._layout.tables, self._demand
-        kernels.charge(
+        charge(
             pattern,
             hop,
             header,
@@ -321,7 +321,7 @@ class _Sums:
 
     def _settle(self, rides: Rides, crossings: Crossings) -> None:
         t, d = self._layout.tables, self._demand
-        kernels.settle(
+        settle(
             rides.first,
             rides.last,
             rides.count,

@@ -1,8 +1,8 @@
 """Walks a demand through a plan, chunk by chunk: rides, crossings, arrivals.
 
-Owns the memory of the compiled steps in `pricing_kernels.py` and the order in which they run. A chunk
-holds as many patterns as fit the buffers in the worst case, so that memory stays bounded however large
-the demand.
+Owns the memory of the compiled steps in `ride_kernels.py` and `crossing_kernels.py` and the order in
+which they run. A chunk holds as many patterns as fit the buffers in the worst case, so that memory
+stays bounded however large the demand.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.network.steiner_kernels import tree_scratch
-from ramify.planning import pricing_kernels as kernels
+from ramify.planning import crossing_kernels, ride_kernels
 from ramify.planning.demand import Demand
 from ramify.planning.layout import Layout, read_only
 from ramify.planning.plan import Pruning
@@ -24,7 +24,8 @@ __all__ = ["Crossings", "Rides", "Walker"]
 MOST_CROSSINGS = 4_000_000
 """Crossings that a chunk has room for; a single pattern that needs more gets it."""
 
-_kernels: Any = kernels  # mypy cannot count the arguments of calls with starred tuples
+_rides: Any = ride_kernels  # mypy cannot count the arguments of calls with starred tuples
+_crossings: Any = crossing_kernels
 
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
@@ -156,14 +157,14 @@ class Walker:
         taken = np.flatnonzero(rides.chosen)
         how = self._tables.pruning[rides.channel[taken]]
         entries = np.diff(rides.start)[taken]
-        separate = (how == kernels.COPIES) | (how == kernels.DESTINATIONS)
+        separate = (how == ride_kernels.COPIES) | (how == ride_kernels.DESTINATIONS)
         links = self._brokers * np.where(separate, entries, 1)
         return int((links + entries).sum()) + 1
 
     def _gather(self, demand: Demand, first: int, last: int, into: Rides | None) -> tuple[int, int]:
         t = self._tables
         nothing, none = _ints(1), _longs(1)
-        return kernels.gather_rides(
+        return ride_kernels.gather_rides(
             into is not None,
             first,
             last,
@@ -208,9 +209,9 @@ class Walker:
 
     def _choose(self, demand: Demand, rides: Rides) -> None:
         t = self._tables
-        if not (t.content == kernels.STAMPED).any():
+        if not (t.content == ride_kernels.STAMPED).any():
             return
-        _kernels.choose_rides(
+        _rides.choose_rides(
             rides.count,
             read_only(demand.publisher),
             rides.pattern,
@@ -259,7 +260,7 @@ class Walker:
         matchings: Longs,
     ) -> int:
         t = self._tables
-        used: int = _kernels.walk_tree_rides(
+        used: int = _crossings.walk_tree_rides(
             rides.count,
             read_only(demand.publisher),
             read_only(demand.count),
@@ -302,7 +303,7 @@ class Walker:
         t, n = self._tables, self._brokers
         steiner = self._layout.steiner
         tree_clock, tree_stamps, tree_work, tree_worth = tree_scratch(n)
-        used: int = _kernels.walk_header_rides(
+        used: int = _crossings.walk_header_rides(
             *self._off_tree(demand, rides),
             t.adjacent_start,
             t.adjacent,
@@ -342,7 +343,7 @@ class Walker:
         matchings: Longs,
     ) -> int:
         t, n = self._tables, self._brokers
-        used: int = _kernels.walk_list_rides(
+        used: int = _crossings.walk_list_rides(
             *self._off_tree(demand, rides),
             t.adjacent_start,
             t.adjacent,
@@ -377,7 +378,7 @@ class Walker:
         matchings: Longs,
     ) -> int:
         t = self._tables
-        used: int = _kernels.walk_copy_rides(
+        used: int = _crossings.walk_copy_rides(
             *self._off_tree(demand, rides),
             t.parent,
             t.up,
@@ -425,7 +426,7 @@ class Walker:
         if not len(t.targets):
             return _ints(0), _ints(0), _ints(0)
         buffers = _ints(rides.count), _ints(rides.count), _ints(rides.count)
-        used = kernels.leg_crossings(
+        used = crossing_kernels.leg_crossings(
             rides.count,
             read_only(demand.publisher),
             read_only(demand.count),

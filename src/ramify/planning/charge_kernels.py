@@ -1,0 +1,140 @@
+"""Compiled: crossings to sums, arrivals to who was reached when. The last steps of `ride_kernels.py`."""
+
+import numpy as np
+import numpy.typing as npt
+
+from ramify.compiled import Int, compiled
+
+__all__ = ["charge", "settle"]
+
+Ints = npt.NDArray[np.int32]
+Longs = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.uint8]
+
+
+@compiled
+def charge(
+    cross_pattern: Ints,
+    cross_hop: Ints,
+    cross_header: Ints,
+    publisher: Ints,
+    counts: Longs,
+    sizes: Longs,
+    tags: npt.NDArray[np.uint64],
+    start: Longs,
+    classes: Ints,
+    host: Ints,
+    hop_start: Longs,
+    hop_arc: Ints,
+    label_bytes: Ints,
+    arc_head: Ints,
+    of_link: Longs,
+    at_broker: Longs,
+    wanted: Longs,
+    messages: Longs,
+    payload: Longs,
+    header: Longs,
+    tally: Longs,
+    entered: npt.NDArray[np.uint64],
+) -> None:
+    """Add up crossings, which come sorted by pattern, all of a pattern in one call: stamps are pattern + 1.
+
+    `tally`: broker duplicates, link duplicates, visits, waste. The publisher's broker has the event
+    from its client, so that any reception there is a duplicate.
+    """
+    i: Int = -1
+    stamp: Int = 0
+    for c in range(len(cross_pattern)):
+        if cross_pattern[c] != i:
+            i = cross_pattern[c]
+            stamp = i + 1
+            at_broker[publisher[i]] = stamp
+            for k in range(start[i], start[i + 1]):
+                wanted[host[classes[k]]] = stamp
+        hop = cross_hop[c]
+        for k in range(hop_start[hop], hop_start[hop + 1]):
+            arc = hop_arc[k]
+            messages[arc] += counts[i]
+            payload[arc] += sizes[i]
+            header[arc] += counts[i] * (cross_header[c] + label_bytes[hop])
+            link = arc >> 1
+            if of_link[link] == stamp:
+                tally[1] += counts[i]
+            of_link[link] = stamp
+            broker = arc_head[arc]
+            if at_broker[broker] == stamp:
+                tally[0] += counts[i]
+                continue
+            at_broker[broker] = stamp
+            tally[2] += counts[i]
+            entered[broker] |= tags[i]
+            if wanted[broker] != stamp:
+                tally[3] += counts[i]
+
+
+@compiled
+def settle(
+    first: Int,
+    last: Int,
+    rides: Int,
+    publisher: Ints,
+    counts: Longs,
+    start: Longs,
+    classes: Ints,
+    host: Ints,
+    ride_pattern: Ints,
+    ride_start: Longs,
+    ride_entry: Ints,
+    chosen: Flags,
+    entry_class: Ints,
+    reach_ms: Floats,
+    reach_hops: Ints,
+    class_stamp: Longs,
+    class_ms: Floats,
+    class_hops: Ints,
+    host_stamp: Longs,
+    host_place: Longs,
+    worst_ms: Floats,
+    out_start: Longs,
+    out_ms: Floats,
+    out_hops: Ints,
+    tally: Longs,
+) -> None:
+    """When each class and each destination broker had the event first, and who never did.
+
+    `tally`: deliveries, undelivered (event, class) pairs. Stamps are pattern + 1.
+    """
+    r: Int = 0
+    for i in range(first, last):
+        stamp = i + 1
+        while r < rides and ride_pattern[r] == i:
+            if chosen[r] != 0:
+                for j in range(ride_start[r], ride_start[r + 1]):
+                    k = entry_class[ride_entry[j]]
+                    if reach_ms[j] >= 0 and (class_stamp[k] != stamp or reach_ms[j] < class_ms[k]):
+                        class_stamp[k] = stamp
+                        class_ms[k] = reach_ms[j]
+                        class_hops[k] = reach_hops[j]
+            r += 1
+        found = out_start[i]
+        for j in range(start[i], start[i + 1]):
+            k = classes[j]
+            if host[k] == publisher[i]:
+                tally[0] += counts[i]
+                continue
+            if class_stamp[k] != stamp:
+                tally[1] += counts[i]
+                continue
+            tally[0] += counts[i]
+            worst_ms[k] = max(worst_ms[k], class_ms[k])
+            broker = host[k]
+            if host_stamp[broker] != stamp:
+                host_stamp[broker] = stamp
+                host_place[broker] = found
+                out_ms[found] = class_ms[k]
+                out_hops[found] = class_hops[k]
+                found += 1
+            elif class_ms[k] < out_ms[host_place[broker]]:
+                out_ms[host_place[broker]] = class_ms[k]
+                out_hops[host_place[broker]] = class_hops[k]
