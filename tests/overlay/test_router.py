@@ -3,12 +3,12 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from worlds import World, plans, worlds
 
 from ramify.overlay.simulator import Simulated, Simulator
 from ramify.planning.check import _form
 from ramify.planning.plan import Plan
 from ramify.planning.pricing import Price, price
+from worlds import World, plans, worlds
 
 
 def same(priced: Price, done: Simulated) -> None:
