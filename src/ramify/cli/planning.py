@@ -378,6 +378,9 @@ def _cells(row: Row, mark: str) -> list[str]:
 
 
 def _money(value: float) -> str:
+    for size, unit in ((1e9, "G"), (1e6, "M")):
+        if value >= size:
+            return f"{value / size:,.1f} {unit}"
     if value >= 1_000:
         return f"{value:,.0f}"
     return f"{value:.2f}" if value >= 0.01 or value == 0 else "<0.01"

@@ -19,7 +19,16 @@ import numpy.typing as npt
 
 from ramify.compiled import compiled, compiled_parallel, prange
 
-__all__ = ["THREADS_FROM", "Adjacency", "adjacency", "bfs", "bfs_parallel", "dijkstra", "dijkstra_parallel"]
+__all__ = [
+    "THREADS_FROM",
+    "Adjacency",
+    "adjacency",
+    "bfs",
+    "bfs_parallel",
+    "dijkstra",
+    "dijkstra_parallel",
+    "price_paths",
+]
 
 THREADS_FROM = 20_000_000
 """Rows times arcs above which the parallel form is worth its threads: some 0.1 to 0.5 s on one core."""
@@ -196,3 +205,27 @@ def dijkstra_parallel(
     """The same as `dijkstra`, sources shared among threads."""
     for row in prange(len(sources)):
         _dijkstra_from(sources[row], start, neighbor, weight, distance[row], predecessor[row])
+
+
+@compiled
+def price_paths(ends: Ints, price: Floats, last: Ints, prices: Floats, walk: Ints) -> None:
+    """What the tree path from a root to every node costs, outward and back. O(n).
+
+    `last[v]` is the link into v, -1 for the root and for what is not reached; `prices` is 0 at the root and
+    infinite elsewhere, and stays so where there is no path. `walk` is scratch, one entry per node.
+    """
+    for start in range(len(last)):
+        steps = 0
+        node = start
+        while prices[node, 0] == np.inf and last[node] >= 0:
+            walk[steps] = node
+            steps += 1
+            x, y = ends[last[node], 0], ends[last[node], 1]
+            node = x if y == node else y
+        for k in range(steps - 1, -1, -1):
+            child = walk[k]
+            link = last[child]
+            outward = 0 if ends[link, 1] == child else 1
+            prices[child, 0] = prices[node, 0] + price[link, outward]
+            prices[child, 1] = prices[node, 1] + price[link, 1 - outward]
+            node = child

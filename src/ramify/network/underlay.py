@@ -14,7 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.errors import OverlayError
-from ramify.network.kernels import THREADS_FROM, Adjacency, adjacency, dijkstra, dijkstra_parallel
+from ramify.network.kernels import (
+    THREADS_FROM,
+    Adjacency,
+    adjacency,
+    dijkstra,
+    dijkstra_parallel,
+    price_paths,
+)
 
 __all__ = ["Underlay"]
 
@@ -204,22 +211,10 @@ class Underlay:
 
     def _prices_from(self, router: int) -> npt.NDArray[np.float64]:
         """float64[routers, 2]: what the path from a router to each costs, outward and back; inf if none."""
-        distance, last = self._tree(router)
+        _, last = self._tree(router)
         prices = np.full((self.routers, 2), np.inf)
         prices[router] = 0.0
-        for start in np.argsort(distance, kind="stable").tolist():
-            walk = []
-            node = start
-            while not np.isfinite(prices[node, 0]) and last[node] >= 0:
-                x, y = self.ends[last[node]].tolist()
-                walk.append(node)
-                node = x if y == node else y
-            for child in reversed(walk):
-                link = int(last[child])
-                outward = 0 if self.ends[link, 1] == child else 1
-                prices[child, 0] = prices[node, 0] + self.price[link, outward]
-                prices[child, 1] = prices[node, 1] + self.price[link, 1 - outward]
-                node = child
+        price_paths(self.ends, self.price, last, prices, np.empty(self.routers, dtype=np.int32))
         return prices
 
     def _tree(self, router: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32]]:

@@ -284,11 +284,19 @@ def _serves_alike(one: Channel, other: Channel) -> bool:
 
 
 def _linked(overlay: Overlay, pairs: "np.typing.NDArray[np.int32]") -> "np.typing.NDArray[np.bool_]":
-    """Which pairs of brokers an overlay link joins."""
-    n = len(overlay)
-    low, high = np.sort(overlay.ends, axis=1).astype(np.int64).T
+    """Which pairs of brokers an overlay link joins. O(pairs log links)."""
+    keys = _link_keys(overlay)
     a, b = np.sort(pairs, axis=1).astype(np.int64).T
-    return np.isin(a * n + b, low * n + high)
+    wanted = a * len(overlay) + b
+    at = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
+    return keys[at] == wanted if len(keys) else np.zeros(len(wanted), dtype=np.bool_)
+
+
+@lru_cache(maxsize=4)
+def _link_keys(overlay: Overlay) -> "np.typing.NDArray[np.int64]":
+    """One ascending number per link."""
+    low, high = np.sort(overlay.ends, axis=1).astype(np.int64).T
+    return np.sort(low * len(overlay) + high)
 
 
 def _joined(plan: Plan, u: int, v: int) -> bool:

@@ -18,7 +18,7 @@ from ramify.compiled import compiled
 from ramify.network.distances import all_pairs
 from ramify.network.kernels import adjacency
 from ramify.network.overlay import Overlay
-from ramify.network.steiner import Steiner, dual_ascent, lower_bounds
+from ramify.network.steiner import Roots, Steiner, dual_ascent, lower_bounds
 from ramify.network.terminals import TerminalSets
 from ramify.network.underlay import Underlay
 from ramify.planning.classes import Classes
@@ -29,6 +29,9 @@ __all__ = ["Bound", "Yardstick", "steiner_costs"]
 GB = 1e9
 SAMPLED_SETS = 20_000
 """Distinct destination sets that the bound is computed on at most, unless more are asked for."""
+
+MANY_TERMINALS = 48
+"""Brokers of a set, on average, up to which trees are grown from every start."""
 
 _SOURCES_AT_ONCE = 256
 
@@ -138,15 +141,17 @@ def steiner_costs(overlay: Overlay, sets: TerminalSets) -> npt.NDArray[np.float6
     they differ only from link to link, for up to `SAMPLED_SETS` sets, because it gains less there.
     """
     price = overlay.price
+    # Trying every terminal as a start pays for small sets; for large ones it takes too long.
+    roots: Roots = "blocks" if len(sets.node) <= MANY_TERMINALS * len(sets) else "first"
     if price.size and (price == price.flat[0]).all():
-        return Steiner.of(overlay, "hops").costs(sets, "blocks") * float(price.flat[0])
+        return Steiner.of(overlay, "hops").costs(sets, roots) * float(price.flat[0])
     if np.array_equal(price[:, 0], price[:, 1]):
         steiner = Steiner.of(overlay, "mean_price")
         if len(sets) > SAMPLED_SETS:
-            return steiner.costs(sets, "blocks")
+            return steiner.costs(sets, roots)
     else:
         steiner = Steiner.of(overlay, "price")
-    return np.minimum(steiner.costs(sets, "blocks"), steiner.costs(sets, "insert"))
+    return np.minimum(steiner.costs(sets, roots), steiner.costs(sets, "insert"))
 
 
 def _money_graph(
