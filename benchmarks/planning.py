@@ -9,7 +9,7 @@ and memory), and its time as brokers, subscriptions and documents double.
     python benchmarks/planning.py --quick     one seed, about two minutes
     python benchmarks/planning.py             three seeds, every scheme, more sets
 
-The last line is one JSON object. Ratios hold on a busy machine; times less so.
+The last line is one JSON object; the exit code is 1 when a limit is broken. Ratios hold on a busy machine; times less so.
 """
 
 import argparse
@@ -37,6 +37,16 @@ from ramify.planning.problem import Problem
 from ramify.planning.yardstick import Yardstick
 from ramify.workloads.catalog import workload_from
 
+LIMITS = {  # key -> the limit, and whether it is the most (or else the least) that is allowed
+    "mult_over_opt": (1.10, True),
+    "portfolio16_heldout_over_opt": (1.05, True),
+    "auto_over_best_heldout": (1.01, True),
+    "bound_over_opt": (0.97, False),
+    "steiner_speedup_500": (100, False),
+    "steiner_speedup_5000": (100, False),
+    "mult_5000_s": (120, True),
+    "mult_5000_gb": (4, True),
+}
 DATA = "majumder:x=2,keywords=1000,events=10000"
 SHARES = (0.5, 0.25, 0.25)
 MULT_5000 = "majumder:x=2,keywords=1000,events=10000,per=broker_keyword"
@@ -60,7 +70,11 @@ def main() -> None:
         result |= steiner(brokers, sets)
     result |= in_own_process()
     result["exponents"] = exponents(asked.quick)
+    missed = [key for key, (limit, most) in LIMITS.items() if (result[key] > limit) == most]
+    for key in missed:
+        say(f"LIMIT BROKEN: {key} = {result[key]}, allowed: {LIMITS[key][0]}")
     print(json.dumps(result))
+    sys.exit(1 if missed else 0)
 
 
 def max_of(key: str, values: list[float]) -> float:
