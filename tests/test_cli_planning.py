@@ -159,6 +159,8 @@ def test_events_of_unknown_publishers_are_counted() -> None:
         ((*DEMO, "--rules", "missing.json"), "missing.json"),
         ((*DEMO, "--sample", "0"), "sample"),
         ((*DEMO, "--hours", "-1"), "hours"),
+        ((*DEMO, "--hours", "inf"), "hours"),
+        ((*DEMO, "--schemes", ""), "no scheme"),
         ((*LOG, "--attachments", "missing.json"), "missing.json"),
         (("--overlay", "ring:4", *LOG), "is at broker"),
     ],
@@ -204,3 +206,115 @@ def test_two_plans_are_compared(tmp_path: Path) -> None:
     code, out, _ = run("diff", str(one), str(other), "--json")
     assert json.loads(out)
     assert "no difference" in run("diff", str(one), str(one))[1]
+
+
+SQUARE = """{"schema": "ramify.overlay/1", "name": "square", "brokers": [{"name": "a"}, {"name": "b"},
+ {"name": "c"}, {"name": "d"}], "links": [%s]}"""
+
+
+def square(folder: Path, price: float = 1.0, *, order: int = 1, events: int = 400) -> list[str]:
+    """Options for four brokers in a square with three subscriptions; `order` -1 lists them backwards."""
+    links = [
+        json.dumps({"a": x, "b": y, "price_per_gb": price * k, "latency_ms": 1.0})
+        for k, (x, y) in enumerate(["ab", "bc", "cd", "da"], start=1)
+    ]
+    (folder / "overlay.json").write_text(SQUARE % ", ".join(links))
+    rows = [{"id": f"s{k}", "client": f"c{k}", "broker": "bcd"[k], "sql": f"x = {k}"} for k in range(3)]
+    (folder / "subs.jsonl").write_text("\n".join(json.dumps(row) for row in rows[::order]))
+    log = [
+        {"id": f"e{i}", "publisher": "abcd"[i % 4], "time": f"2026-03-01T{i % 24:02d}:00:00Z", "x": i % 4}
+        for i in range(events)
+    ]
+    (folder / "log.ndjson").write_text("\n".join(json.dumps(row) for row in log))
+    names = {"--overlay": "overlay.json", "--events": "log.ndjson", "--subscriptions": "subs.jsonl"}
+    return [word for option, name in names.items() for word in (option, str(folder / name))]
+
+
+def test_a_plan_file_is_priced_at_todays_prices_and_in_todays_numbers(tmp_path: Path) -> None:
+    where = str(tmp_path / "plan.json")
+    first = planned(*square(tmp_path), "--schemes", "explicit", "--today", "explicit", "--out", where)
+    assert first["chosen"] == "explicit"
+    for price, order in ((10.0, 1), (1.0, -1)):
+        options = square(tmp_path, price, order=order)
+        again = planned(*options, "--schemes", "explicit", "--today", where)
+        today = again["schemes"][again["today"]]["test"]
+        assert today["gap"] == pytest.approx(again["schemes"]["explicit"]["test"]["gap"])
+        assert today["gap"] >= 1 - 1e-9
+        assert today["messages"] == again["schemes"]["explicit"]["test"]["messages"]
+
+
+def test_the_headline_never_calls_a_loss_a_saving(tmp_path: Path) -> None:
+    options = square(tmp_path)
+    for today, scheme in (("explicit", "unicast"), ("hub=a", "hub=c"), ("hub=c", "hub=a")):
+        for seed in range(4):
+            found = planned(*options, "--today", today, "--schemes", scheme, "--seed", str(seed))
+            assert found["headline"].startswith("Saves") == (
+                found["saving"] >= 0 and found["chosen"] != found["today"]
+            )
+
+
+def test_a_rule_that_a_single_event_breaks_is_seen_wherever_the_split_puts_it(tmp_path: Path) -> None:
+    options = square(tmp_path)
+    log = (tmp_path / "log.ndjson").read_text().splitlines()
+    rules = tmp_path / "rules.json"
+    rules.write_text('{"residency": [{"name": "rare", "events": "x = 99", "not_in": {"brokers": ["a"]}}]}')
+    rare = '{"id": "rare", "publisher": "a", "time": "2026-03-01T00:00:00Z", "x": 99}'
+    for row in range(6):
+        (tmp_path / "log.ndjson").write_text("\n".join([*log[:row], rare, *log[row:]]))
+        code, _, err = run("plan", *options, *QUICK, "--rules", str(rules))
+        assert code == 2
+        assert "residency: rare" in err
+
+
+def test_json_is_json_where_nothing_is_delivered(tmp_path: Path) -> None:
+    options = square(tmp_path)
+    (tmp_path / "subs.jsonl").write_text('{"id": "s", "client": "c", "broker": "b", "sql": "x = 1000"}')
+    code, out, _ = run("plan", *options, *QUICK, "--json")
+    assert code == 0
+    json.loads(out, parse_constant=pytest.fail)
+
+
+def test_a_short_spelling_and_a_budget_go_together(tmp_path: Path) -> None:
+    found = planned(*square(tmp_path), "--schemes", "portfolio=2", "--seconds", "3")
+    assert "portfolio=2" in found["schemes"]
+
+
+def test_a_plan_file_that_is_not_sound_is_refused_when_it_is_read(tmp_path: Path) -> None:
+    where = tmp_path / "plan.json"
+    assert run("plan", *square(tmp_path), "--schemes", "mst", "--today", "mst", "--out", str(where))[0] == 0
+    sound = json.loads(where.read_text())
+    for change in (
+        lambda plan: plan["channels"][0].pop("tree"),
+        lambda plan: plan["channels"][0].update(publishers=[1, 99]),
+        lambda plan: plan["channels"][0].update(serves=[0, 0, 1, 2]),
+        lambda plan: plan["attachments"].update(c0="zzz"),
+    ):
+        plan = json.loads(json.dumps(sound))
+        change(plan)
+        where.write_text(json.dumps(plan))
+        code, _, err = run("explain", str(where), "--event", '{"x": 1}', "--at", "a")
+        assert code == 2
+        assert "PlanError" in err
+
+
+def test_explain_passes_over_fields_that_no_filter_asks_for(tmp_path: Path) -> None:
+    where = str(tmp_path / "plan.json")
+    assert run("plan", *square(tmp_path), "--schemes", "mst", "--out", where)[0] == 0
+    code, out, _ = run("explain", where, "--event", '{"x": 1, "extra": {"y": 2}}', "--at", "a", "--json")
+    assert code == 0
+    assert [match["subscription"] for match in json.loads(out)["matches"]] == ["s1"]
+
+
+def test_a_price_by_the_month_needs_a_time_span(tmp_path: Path) -> None:
+    options = square(tmp_path)
+    log = [json.loads(line) for line in (tmp_path / "log.ndjson").read_text().splitlines()]
+    for row in log:
+        row["time"] = "2026-03-01T00:00:00Z"
+    (tmp_path / "log.ndjson").write_text("\n".join(map(json.dumps, log)))
+    code, _, err = run("plan", *options, *QUICK, "--per-filter", "1")
+    assert code == 2
+    assert "--hours" in err
+    code, out, _ = run("plan", *options, *QUICK)
+    assert code == 0
+    assert "--hours" in out.splitlines()[0]
+    assert "per 1,000 events" in out

@@ -153,6 +153,7 @@ def list_() -> None:
     table = Table("scheme", "what it is")
     for name, scheme in SCHEMES.items():
         table.add_row(name, scheme.summary)
+    table.add_row("auto", "all of them; the cheapest that keeps every rule is chosen")
     out.print(table)
 
 

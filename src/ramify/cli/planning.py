@@ -1,9 +1,9 @@
-"""The commands about plans: plan, explain, demo."""
+"""The commands about plans: plan, explain, diff, demo."""
 
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,15 +37,16 @@ from ramify.network.overlay import Overlay
 from ramify.network.specs import overlay_from
 from ramify.overlay.headers import Kind
 from ramify.overlay.simulator import Simulator, Step
-from ramify.planning.auto import Row, Weights
+from ramify.planning.auto import Row
 from ramify.planning.classes import Classes
 from ramify.planning.constraints import read_rules
 from ramify.planning.diff import diff
 from ramify.planning.plan import Plan
 from ramify.planning.plan_files import read_plan, write_plan
+from ramify.planning.pricing import Price
 from ramify.planning.scheme import Progress as Report
 from ramify.planning.scheme import silent
-from ramify.planning.study import Comparison, Study, compare, prepare
+from ramify.planning.study import Comparison, Study, compare, prepare, weights_for
 from ramify.workloads.catalog import workload_from
 
 __all__: list[str] = []
@@ -53,6 +54,7 @@ __all__: list[str] = []
 _MATCHES_SHOWN = 3
 _REASONS_SHOWN = 3
 _NAME_WIDTH = 20
+_DEMO_PLAN = Path("build/demo-plan.json")
 _WAYS = {
     Kind.TREE: "channel",
     Kind.LEG: "leg to",
@@ -113,10 +115,7 @@ def plan(
         hours=hours,
         seed=seed,
     )
-    share = (
-        study.validation.factor * 30 * 86_400 / study.validation.seconds if study.validation.seconds else 1
-    )
-    weights = Weights(per_filter=per_filter / share, per_matching=per_matching / 1e6)
+    weights = weights_for(study, per_filter, per_matching)
     with _bar(as_json) as report:
         found = compare(
             study,
@@ -128,7 +127,7 @@ def plan(
             progress=report,
         )
     if as_json:
-        print(json.dumps(_summary(study, found)))
+        print(json.dumps(_summary(study, found), allow_nan=False))
     else:
         _show(study, found)
     if found.best is None:
@@ -156,7 +155,7 @@ def explain_event(
     given = one_event(event, mapping)
     told = _told(made, given, at)
     if as_json:
-        print(json.dumps(told.summary()))
+        print(json.dumps(told.summary(), allow_nan=False))
     else:
         told.show()
 
@@ -181,11 +180,15 @@ def diff_plans(
 def demo(
     events: Annotated[int, typer.Option(help="How many events to generate.", min=1)] = 20_000,
     seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 1,
-    write: Annotated[Path, typer.Option("--out", help="Where the plan goes.")] = Path("demo-plan.json"),
+    write: Annotated[Path, typer.Option("--out", help="Where the plan goes.")] = Path(
+        "build/demo-plan.json"
+    ),
 ) -> None:
     """Plan a shop's events over 41 cloud regions: what each scheme costs, and the way of one event."""
     overlay = overlay_from("cloud-regions")
     workload = workload_from(f"demo:events={events}", overlay, seed)
+    if write == _DEMO_PLAN:
+        write.parent.mkdir(exist_ok=True)
     say(
         f"A shop in {len(overlay)} cloud regions: {workload.event_count:,} events, "
         f"{len(workload.subscriptions)} subscriptions, list prices per GB in each direction.\n"
@@ -283,14 +286,14 @@ def _headline(found: Comparison) -> str:
     saving, share = found.saving_per_month, found.saving
     if found.best.name == found.today.name:
         return f"Nothing is cheaper than what you run today ({found.today.name})."
-    percent = "" if share is None else f"{100 * share:.1f} %"
+    assert share is not None
+    against = f"against {found.today.name}: {found.best.name}."
+    verb, more = ("Saves", "") if share >= 0 else ("Costs", " more on unseen events")
+    percent = f"{100 * abs(share):.1f} %"
     if saving is None:
-        return (
-            f"Saves {percent} against {found.today.name}: {found.best.name}. "
-            "(The log spans no time: --hours scales it to a month.)"
-        )
-    amount = f"${saving:,.2f}" if saving >= 0.01 else "less than $0.01"
-    return f"Saves {amount} a month ({percent}) against {found.today.name}: {found.best.name}."
+        return f"{verb} {percent}{more} {against} (The log spans no time: --hours scales it to a month.)"
+    amount = f"${abs(saving):,.2f}" if abs(saving) >= 0.01 else "less than $0.01"
+    return f"{verb} {amount} a month ({percent}){more} {against}"
 
 
 def _show(study: Study, found: Comparison) -> None:
@@ -318,7 +321,7 @@ def _show(study: Study, found: Comparison) -> None:
 def _table(found: Comparison) -> Table:
     table = _plain_table(caption=_caption(found), caption_justify="left")
     table.add_column("scheme", no_wrap=True, width=_NAME_WIDTH)
-    widths = {"trees": 5, "cost": 7, "held-out": 8, "$/month": 7, "gap": 5, "p99 ms": 6, "state": 5}
+    widths = {"trees": 5, "cost": 7, "held-out": 8, "$": 7, "gap": 5, "p99 ms": 6, "state": 5}
     for name, width in widths.items():
         table.add_column(name, justify="right", no_wrap=True, min_width=width)
     for row in found.everything:
@@ -336,7 +339,7 @@ def _reference(found: Comparison) -> list[str]:
     assert test is not None
     cost, held_out = train.yardstick.opt, test.yardstick.opt
     gap = held_out / test.yardstick.bound.value if test.yardstick.bound.value else 1.0
-    costs = _money(cost * (train.per_month or 1)), _money(held_out * (test.per_month or 1))
+    costs = _money(cost * _scale(train)), _money(held_out * _scale(test))
     return ["opt (reference)", "-", *costs, "-", f"{gap:.3f}", "-", "-"]
 
 
@@ -352,10 +355,19 @@ def _caption(found: Comparison) -> str:
     bound = found.today.test.yardstick.bound if found.today.test is not None else None
     certificate = "" if bound is None or bound.exact else f" (estimated from {bound.certified:,} sets)"
     return (
-        "cost, held-out: money a month for payload, on events planned with and unseen;\n"
-        "$/month: with headers; gap: held-out cost over what no plan can beat" + certificate + ";\n"
-        "p99 ms: of deliveries; state: filters stored per broker; *: today; ✗: breaks a rule"
+        f"cost, held-out: money {_unit(found)} for payload, on events planned with and unseen;\n"
+        f"$: {_unit(found)}, with headers; gap: held-out over what no plan can beat{certificate};\n"
+        "p99 ms: of deliveries; state: filters stored per broker; *: today; ✗: refused"
     )
+
+
+def _unit(found: Comparison) -> str:
+    return "a month" if found.today.test is not None and found.today.test.per_month else "per 1,000 events"
+
+
+def _scale(priced: Price) -> float:
+    """From what was counted to a month, or to 1,000 events where no time is known."""
+    return priced.per_month or 1_000 / priced.demand.events
 
 
 def _cells(row: Row, mark: str) -> list[str]:
@@ -368,9 +380,9 @@ def _cells(row: Row, mark: str) -> list[str]:
     return [
         name,
         f"{len(row.plan.channels):,}",
-        _money(train.cost * (train.per_month or 1)),
-        _money(test.cost * (test.per_month or 1)),
-        _money(test.money * (test.per_month or 1)),
+        _money(train.cost * _scale(train)),
+        _money(test.cost * _scale(test)),
+        _money(test.money * _scale(test)),
         f"{test.gap:.3f}" if test.gap < 10 else f"{test.gap:.1f}",
         f"{test.ms.p99:,.0f}",
         f"{test.state.filters.mean():,.0f}",
@@ -415,7 +427,7 @@ def _summary(study: Study, found: Comparison) -> dict[str, Any]:
                 "reason": row.reason,
                 "seconds": row.seconds,
                 "train": None if row.train is None else dict(row.train.figures()),
-                "test": None if row.test is None else {**row.test.figures(), "gap": row.test.gap},
+                "test": None if row.test is None else dict(row.test.figures()),
             }
             for row in found.everything
         },
@@ -453,9 +465,11 @@ class _Told:
         if len(members) > _MATCHES_SHOWN:
             others = sorted({row.broker for row, _ in members[_MATCHES_SHOWN:]})
             say(f"\n... and {len(members) - _MATCHES_SHOWN} more at {', '.join(others)}")
-        table = _plain_table("at ms", "from", "to", "by", "bytes", "cost")
+        table = _plain_table("ms", "from", "to", "by", "bytes", "$ per million")
         for column in (table.columns[0], *table.columns[4:]):
             column.justify = "right"
+        for column in table.columns[1:4]:
+            column.overflow, column.max_width = "ellipsis", 20
         for link in self._links():
             table.add_row(
                 f"{link['at_ms']:.0f}",
@@ -463,11 +477,11 @@ class _Told:
                 link["to"],
                 link["by"],
                 f"{link['bytes']:,}",
-                f"{link['cost']:.3g}",
+                f"{1e6 * link['cost']:.4f}",
             )
         say("")
         out.print(table)
-        say(f"cost {self._cost():.3g} for this event, headers included")
+        say(f"${1e6 * self._cost():.4f} for a million such events, headers included")
 
     def summary(self) -> dict[str, Any]:
         rows = [(row, k) for k in self.classes for row in self.plan.classes.members[k]]
@@ -484,7 +498,9 @@ class _Told:
                 }
                 for row, k in rows
             ],
-            "channels": sorted({self._channels(step) for step in self.steps}),
+            "channels": sorted(
+                {self.plan.channels[c].name for step in self.steps for c in step.header.channels}
+            ),
             "links": self._links(),
             "cost": self._cost(),
         }
@@ -518,7 +534,9 @@ class _Told:
 
 
 def _told(made: Plan, event: Event, at: str | None) -> _Told:
-    batch = events_to_batch([event], EventSchema(dict(made.classes.schema)))
+    known = {path: value for path, value in event.attributes.items() if path in made.classes.schema}
+    # No filter of the plan asks for an attribute that its schema has not.
+    batch = events_to_batch([replace(event, attributes=known)], EventSchema(dict(made.classes.schema)))
     return _told_row(made, batch, 0, at)
 
 

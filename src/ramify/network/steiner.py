@@ -31,6 +31,7 @@ from ramify.network.steiner_kernels import (
     better_trees,
     dreyfus_wagner,
     emit_trees,
+    grow_trees,
     measure_trees,
     tree_scratch,
 )
@@ -137,12 +138,30 @@ class Steiner:
         return "first" if self.weight == "price" else "all"
 
     def _grow(self, sets: TerminalSets, roots: Roots) -> SteinerTrees:
+        if roots == "first":
+            return self._grow_once(sets)
         cost, size, chosen = self._measure(sets, roots)
         start = np.concatenate(([0], np.cumsum(size - 1))).astype(np.int64)
         parent, child, link = (np.empty(int(start[-1]), dtype=np.int32) for _ in range(3))
         rows, neighbor, arc_link, _ = self.overlay.adjacency
         search = (self.distance, self.predecessor, rows, neighbor, arc_link)
         emit_trees(*search, *checked(sets, len(self.overlay)), chosen, start, parent, child, link)
+        return SteinerTrees(cost, start, parent, child, link)
+
+    def _grow_once(self, sets: TerminalSets) -> SteinerTrees:
+        """Trees from the sets' own roots, in one pass, in arrays that grow with them."""
+        rows, neighbor, arc_link, _ = self.overlay.adjacency
+        search = (self.distance, self.predecessor, rows, neighbor, arc_link, self.arc_weight)
+        given = checked(sets, len(self.overlay))
+        cost, start = np.empty(len(sets)), np.zeros(len(sets) + 1, dtype=np.int64)
+        links = np.empty((3, 4 * len(sets.node) + len(self.overlay)), dtype=np.int32)
+        done = 0
+        while True:
+            done = grow_trees(*search, self.weight == "hops", *given, done, cost, start, *links)
+            if done == len(sets):
+                break
+            links = np.concatenate((links, np.empty_like(links)), axis=1)
+        parent, child, link = links[:, : int(start[-1])]
         return SteinerTrees(cost, start, parent, child, link)
 
     def _insert(self, sets: TerminalSets, *, fill: bool) -> SteinerTrees:

@@ -20,6 +20,7 @@ __all__ = [
     "emit_trees",
     "grow_better_tree",
     "grow_tree",
+    "grow_trees",
     "measure_trees",
     "tree_cost",
     "tree_scratch",
@@ -581,6 +582,60 @@ def emit_trees(
                 at += 1
         for k in range(tree_start[s], at):
             link[k] = arc_link[_arc(start, neighbor, parent[k], child[k])]
+
+
+@compiled
+def grow_trees(
+    dist: Rows,
+    pred: Rows,
+    start: Ints,
+    neighbor: Ints,
+    arc_link: Ints,
+    weight: Floats,
+    unit: Flag,
+    set_start: Longs,
+    set_node: Ints,
+    done: Int,
+    cost: Floats,
+    tree_start: Longs,
+    parent: Ints,
+    child: Ints,
+    link: Ints,
+) -> int:
+    """Grow and write the trees of the sets from `done` on, from their roots; returns how many are done.
+
+    Stops before a set whose tree might not fit the room that is left: enlarge the arrays and call again.
+    `tree_start[done]` says where the next tree begins.
+    """
+    nodes = len(dist)
+    most = 0
+    for s in range(done, len(set_start) - 1):
+        most = max(most, set_start[s + 1] - set_start[s])
+    mark = np.zeros(nodes, dtype=np.int64)
+    left = np.empty(most, dtype=np.int32)
+    near = np.empty(most, dtype=dist.dtype)
+    via = np.empty(most, dtype=np.int32)
+    tree_node = np.empty(nodes, dtype=np.int32)
+    tree_parent = np.empty(nodes, dtype=np.int32)
+    for s in range(done, len(set_start) - 1):
+        at = tree_start[s]
+        if at + nodes > len(parent):
+            return s
+        terminals = set_node[set_start[s] : set_start[s + 1]]
+        size = grow_tree(
+            dist, pred, terminals, len(terminals), 0, mark, s + 1, left, near, via, tree_node, tree_parent
+        )
+        total = 0.0
+        for j in range(1, size):
+            arc = _arc(start, neighbor, tree_parent[j], tree_node[j])
+            parent[at] = tree_parent[j]
+            child[at] = tree_node[j]
+            link[at] = arc_link[arc]
+            total += 1.0 if unit else weight[arc]
+            at += 1
+        cost[s] = total
+        tree_start[s + 1] = at
+    return len(set_start) - 1
 
 
 @compiled

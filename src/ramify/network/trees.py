@@ -5,7 +5,8 @@ trees that need no demand beyond a price: shortest-path, minimum spanning, the b
 no search for better trees (`swaps.py`, `lowstretch.py`). The loops are in `tree_kernels.py`.
 
 A tree has symmetric lengths: what a set costs on it does not depend on which terminal sends. Where a link
-costs more one way than the other, use `mean_price` here and price the result on directed paths.
+costs more one way than the other, use `mean_price` here and hold the results against each other by
+`directed_costs`.
 """
 
 from dataclasses import dataclass
@@ -33,9 +34,11 @@ __all__ = [
     "Tree",
     "best_root_spt",
     "closed",
+    "directed_costs",
     "link_lengths",
     "measured",
     "minimum_spanning_tree",
+    "same_both_ways",
     "shortest_path_tree",
     "tree_lengths",
 ]
@@ -271,6 +274,30 @@ def tree_lengths(overlay: Overlay, tree: Tree, weight: Weight) -> Floats:
     length = np.zeros(nodes)
     length[below] = arc_weights(overlay, weight)[arc] if len(arc) else 0.0
     return length
+
+
+def same_both_ways(overlay: Overlay) -> bool:
+    """Whether every link costs the same in both directions."""
+    return np.array_equal(overlay.price[:, 0], overlay.price[:, 1])
+
+
+def directed_costs(overlay: Overlay, tree: Tree, sets: TerminalSets, sender: npt.ArrayLike) -> Floats:
+    """float64[s]: what each set costs when `sender`, one of its brokers, publishes, by the way travelled.
+
+    Only the links between the sender and the highest broker of the set's sub-tree are crossed upward.
+    """
+    turned = Overlay(
+        overlay.name, overlay.brokers, overlay.ends, overlay.price[:, ::-1], overlay.latency_ms
+    )
+    down, up = tree_lengths(overlay, tree, "price"), tree_lengths(turned, tree, "price")
+    downward = MeasuredTree.of(tree, down)
+    position = downward.tin[sets.node]
+    leftmost = tree.order[np.minimum.reduceat(position, sets.start[:-1])]
+    rightmost = tree.order[np.maximum.reduceat(position, sets.start[:-1])]
+    top = downward.lca(leftmost, rightmost)
+    further = MeasuredTree.of(tree, up - down).depth
+    cost: Floats = downward.costs(sets) + further[np.asarray(sender)] - further[top]
+    return cost
 
 
 def shortest_path_tree(overlay: Overlay, root: int, weight: Weight) -> Tree:

@@ -3,8 +3,9 @@
 Owns the rules of `ramify.planning.plan` for one broker. It is pure: no clock, no socket, no randomness;
 the same frame gives the same answer. Two drivers run it: the simulator, and the live broker.
 
-    route(frame, sender)   batches in, batches out: what drivers call decide(...)            one event,
-    as far as routing can tell events apart: what `route` calls per pattern
+    route(frame, sender)   batches in, batches out: what drivers call
+    decide(...)            one event, as far as routing can tell events apart: what `route` calls per
+                           pattern
 
 Events with the same header, cell and classes go the same way, so decisions are kept and found again.
 
@@ -184,11 +185,16 @@ class Router:
 
     @cached_property
     def may_repeat(self) -> frozenset[int]:
-        """The classes of this broker that more than one channel may bring an event to."""
+        """The classes of this broker that an event may be brought to more than once.
+
+        By two channels that serve them; or by a notification, which is for all matching classes here.
+        """
         mine = np.flatnonzero(self._plan.classes.broker == self.broker).tolist()
-        entries = self._shared.entries
-        proxied = {k for (_, k), served in entries.items() if any(at != self.broker for at, _ in served)}
-        return frozenset(k for k in mine if len(self._shared.serving[k]) > 1 or k in proxied)
+        here = set(mine)
+        entries = self._shared.entries.items()
+        if any(k in here and at != self.broker for (_, k), served in entries for at, _ in served):
+            return frozenset(mine)
+        return frozenset(k for k in mine if len(self._shared.serving[k]) > 1)
 
     def route(self, frame: Frame, sender: int | None) -> Routed:
         """Where the events of a frame go. `sender` is the neighbour it came from, None for a client."""

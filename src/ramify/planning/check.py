@@ -41,7 +41,7 @@ from ramify.planning.plan import (
 )
 from ramify.planning.problem import Problem
 
-__all__ = ["check", "faults"]
+__all__ = ["check", "faults", "form_faults"]
 
 MOST_ATOMS = 24
 """Distinct any-of terms in the expressions that serve one class; deciding takes up to 2^this steps."""
@@ -69,6 +69,12 @@ def faults(plan: Plan, problem: Problem) -> Iterator[str]:
 
 def _form(plan: Plan, problem: Problem) -> Iterator[str]:
     yield from _same_world(plan, problem)
+    yield from form_faults(plan)
+
+
+def form_faults(plan: Plan) -> Iterator[str]:
+    """What is wrong with a plan by itself, whatever the problem."""
+    yield from _hosts(plan)
     n = len(plan.overlay)
     for (u, v), path in plan.paths.items():
         yield from _path_faults(plan, u, v, path)
@@ -91,6 +97,10 @@ def _same_world(plan: Plan, problem: Problem) -> Iterator[str]:
         yield f"it was made for other brokers than those of overlay {theirs.name}"
     elif not np.array_equal(mine.ends, theirs.ends):
         yield f"it was made for other links than those of overlay {theirs.name}"
+    elif not (
+        np.array_equal(mine.price, theirs.price) and np.array_equal(mine.latency_ms, theirs.latency_ms)
+    ):
+        yield "it was made for other prices or latencies. Take it up with adopt(plan, problem)"
     wanted = problem.classes.class_of.keys()
     known = plan.classes.class_of.keys()
     for id_ in sorted(known - wanted)[:3]:
@@ -98,7 +108,11 @@ def _same_world(plan: Plan, problem: Problem) -> Iterator[str]:
     for id_ in sorted(wanted - known)[:3]:
         yield f"it does not know subscription {id_!r}"
     if plan.classes is not problem.classes:
-        yield from _other_filters(plan, problem)
+        yield from _other_classes(plan, problem)
+
+
+def _hosts(plan: Plan) -> Iterator[str]:
+    mine = plan.overlay
     for client, broker in plan.attachments.items():
         if broker not in mine.index:
             yield f"it attaches client {client!r} to broker {broker!r}, which is unknown"
@@ -110,8 +124,8 @@ def _same_world(plan: Plan, problem: Problem) -> Iterator[str]:
                 yield f"subscription {row.id!r} is in a class at {host!r}, but its client is at {at!r}"
 
 
-def _other_filters(plan: Plan, problem: Problem) -> Iterator[str]:
-    """Subscriptions that both know, by filters that are not the same."""
+def _other_classes(plan: Plan, problem: Problem) -> Iterator[str]:
+    """Subscriptions that both know, in classes that are not the same."""
     mine, theirs = plan.classes, problem.classes
     shared = mine.class_of.keys() & theirs.class_of.keys()
     pairs = {(mine.class_of[id_], theirs.class_of[id_]) for id_ in shared}
@@ -119,6 +133,11 @@ def _other_filters(plan: Plan, problem: Problem) -> Iterator[str]:
     differ = sorted(id_ for id_ in shared if (mine.class_of[id_], theirs.class_of[id_]) in other)
     for id_ in differ[:3]:
         yield f"subscription {id_!r} has another filter than it was made for"
+    hosts = [(id_, mine.broker[mine.class_of[id_]], theirs.broker[theirs.class_of[id_]]) for id_ in shared]
+    for id_ in sorted(id_ for id_, here, there in hosts if here != there)[:3]:
+        yield f"subscription {id_!r} is at another broker than it was made for"
+    if any(j != k for j, k in pairs):
+        yield "it numbers classes in another way. Take it up with adopt(plan, problem)"
 
 
 def _path_faults(plan: Plan, u: int, v: int, path: tuple[int, ...]) -> Iterator[str]:

@@ -10,11 +10,12 @@ Guarantee  A spanning tree, within O(log^2 n log log n) of the best one (Theorem
            broker in common, or when G' has no cycle.
 Cost       A Steiner tree per distinct set, ever; then O(m log n) for the tree and O(k log k) per set of k.
 Departures The star decomposition starts from several centres and the cheapest tree is kept. `swap`: that
-           tree, or AKPW's or the one of the busiest links where it is cheaper, improved by exchanging
-           links (`ramify.network.swaps`): our own. Where Steiner trees do not touch, G' is joined by
-           shortest paths of multiplicity 0. Where all sets are pairs with one broker in common, its
-           shortest-path tree is taken: the optimum. Links for nothing count as a thousandth of the
-           shortest while the low-stretch tree is built.
+           tree, AKPW's, the one of the busiest links, the best shortest-path tree and the minimum spanning
+           tree, each improved by exchanging links (`ramify.network.swaps`), and of all these the cheapest,
+           at the price in the direction travelled: our own. Where Steiner trees do not touch, G' is joined
+           by shortest paths of multiplicity 0. Where all sets are pairs with one broker in common, its
+           shortest-path tree is taken: the optimum. Links for nothing count as a thousandth of the shortest
+           while the low-stretch tree is built.
 
 Owns the store of terminal sets and their Steiner trees, and what a group of them costs. `TreeMaker` works
 with ids of sets, so that a set which many groups share is kept and joined once.
@@ -22,7 +23,9 @@ with ids of sets, so that a set which many groups share is kept and joined once.
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
+from time import perf_counter
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -37,14 +40,25 @@ from ramify.network.steiner import dual_ascent
 from ramify.network.swaps import improve
 from ramify.network.terminals import TerminalSets
 from ramify.network.tree_kernels import kruskal
-from ramify.network.trees import MeasuredTree, Tree, closed, shortest_path_tree
+from ramify.network.trees import (
+    ROOT_BUDGET,
+    MeasuredTree,
+    Tree,
+    best_root_spt,
+    closed,
+    directed_costs,
+    measured,
+    minimum_spanning_tree,
+    same_both_ways,
+    shortest_path_tree,
+)
 from ramify.planning.grouping_kernels import add_links, hang_rest, unite_rows
 from ramify.planning.problem import Problem
 
 __all__ = ["Method", "TreeMaker", "require_method"]
 
 Method: TypeAlias = Literal["star", "akpw", "swap"]
-"""How a tree is made of G': star decomposition (the paper's), AKPW, or star and others, then swaps."""
+"""How a tree is made of G': star decomposition (the paper's), AKPW, or star and others, each with swaps."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -54,6 +68,8 @@ CENTRES = 4
 """Star decompositions that are tried besides the one around the centroid."""
 BUSY = 16
 """Brokers that are looked at to find their centres."""
+THOROUGH = 8
+"""Trees of one plan up to which swaps begin from every start, not from the cheapest alone."""
 
 
 def require_method(method: str) -> None:
@@ -141,11 +157,20 @@ class TreeMaker:
         return self._costs[key]
 
     def tree(
-        self, ids: Ints, weight: Floats, seconds: float | None = None, *, exchange: bool = True
+        self,
+        ids: Ints,
+        weight: Floats,
+        publisher: SmallInts | None = None,
+        *,
+        deadline: float = np.inf,
+        exchange: bool = True,
+        trees: int = 1,
     ) -> Tree:
-        """The spanning tree for a group of sets. `seconds` bounds the exchange of links, if any.
+        """The spanning tree for a group of sets, one of so many `trees` of a plan.
 
-        Without `exchange`, `swap` makes the tree of `star`.
+        `swap` keeps the cheapest tree at the price in the direction travelled where the `publisher` of each
+        set is given, else at the mean price. Without `exchange` it makes the tree of `star`. After the
+        `deadline` (by `perf_counter`) no links are exchanged, and low-stretch trees have one centre.
         """
         chosen, weights = self._distinct(ids, weight)
         sets = self._store.take(chosen, weights)
@@ -155,11 +180,55 @@ class TreeMaker:
         if hub >= 0:
             return shortest_path_tree(self.problem.overlay, hub, self.problem.weight)
         union = self._union(chosen, weights)
-        swap = self.method == "swap" and exchange and not union.forest
-        tree = self._spanning(union, self._cheapest(union, sets, swap)[0])
-        if not swap:
+        if perf_counter() > deadline:
+            return self._spanning(union, _heaviest(union) if union.forest else self._one(union))
+        tree = self._spanning(union, self._cheapest(union, sets)[0])
+        judged = self._judge(ids, weight, publisher)
+        # What joins every set by its Steiner tree is the best by mean prices, not by those of each way.
+        if self.method != "swap" or not exchange or (union.forest and not judged.directed):
             return tree
-        return improve(self.problem.overlay, tree, sets, self.problem.weight, seconds=seconds).tree
+        return self._exchanged([tree, *self._more(union, sets, trees)], sets, judged, deadline, trees)
+
+    def _more(self, union: "_Union", sets: TerminalSets, trees: int) -> list[Tree]:
+        """Trees to begin swaps from, besides the low-stretch one of `star`."""
+        made = [akpw_tree(*self._multigraph(union), seed=self.seed), _heaviest(union)]
+        overlay, weight = self.problem.overlay, self.problem.weight
+        best = best_root_spt(overlay, sets, weight, budget=ROOT_BUDGET // trees)
+        return [*(self._spanning(union, chosen) for chosen in made), best, self._minimum]
+
+    def _exchanged(
+        self, starts: list[Tree], sets: TerminalSets, judged: "_Judge", deadline: float, trees: int
+    ) -> Tree:
+        """The cheapest of the starts and of what swaps make of them; ties to the first made."""
+        begun = sorted(dict.fromkeys(starts), key=judged.cost)
+        made = begun[:1]
+        for tree in begun if trees <= THOROUGH else begun[:1]:
+            left = deadline - perf_counter()
+            if left <= 0:
+                break
+            seconds = None if left == np.inf else left
+            overlay, weight = self.problem.overlay, self.problem.weight
+            # Swaps go by mean prices: with a price per direction, what they gain may be lost again.
+            made.append(improve(overlay, tree, sets, weight, seconds=seconds).tree)
+        return min(made, key=judged.cost)
+
+    def _judge(self, ids: Ints, weight: Floats, publisher: SmallInts | None) -> "_Judge":
+        if publisher is None or self._even:
+            return _Judge(self.problem, self.sets(ids, weight), None)
+        brokers = len(self.problem.overlay)
+        key, where = np.unique(ids * brokers + publisher, return_inverse=True)
+        summed = np.bincount(where, weights=weight, minlength=len(key)).astype(np.float64)
+        kept = (self._store.size(key // brokers) > 1) & (summed > 0)
+        sets = self._store.take(key[kept] // brokers, summed[kept])
+        return _Judge(self.problem, sets, (key[kept] % brokers).astype(np.int32))
+
+    @cached_property
+    def _even(self) -> bool:
+        return same_both_ways(self.problem.overlay)
+
+    @cached_property
+    def _minimum(self) -> Tree:
+        return minimum_spanning_tree(self.problem.overlay, self.problem.weight)
 
     def _distinct(self, ids: Ints, weight: Floats) -> tuple[Ints, Floats]:
         """Each id once, ascending, with its summed weight, where joining it may cost anything."""
@@ -188,12 +257,10 @@ class TreeMaker:
             return self.steiner_sum(ids, weight)
         return self._cheapest(union, sets)[1]
 
-    def _cheapest(self, union: "_Union", sets: TerminalSets, more: bool = False) -> tuple[SmallInts, float]:
+    def _cheapest(self, union: "_Union", sets: TerminalSets) -> tuple[SmallInts, float]:
         """The links of the cheapest tree that we make of a union, and its cost; ties to the first made."""
         inside = TerminalSets(sets.start, union.place[sets.node], sets.weight)
         made = [_heaviest(union)] if union.forest else self._low_stretch(union, inside)
-        if more:
-            made += [akpw_tree(*self._multigraph(union), seed=self.seed), _heaviest(union)]
         costs = [self._on_tree(union, chosen, inside) for chosen in made]
         at = int(np.argmin(costs))
         return made[at], costs[at]
@@ -252,10 +319,10 @@ class TreeMaker:
         The algorithm lets the first centre be any node, and the choice matters more than all that follows:
         the cost over its optimum was 8 to 19 % on one union, by the centre alone.
         """
-        nodes, ends, length, count = self._multigraph(union)
+        made = [self._one(union)]
         if self.method == "akpw":
-            return [akpw_tree(nodes, ends, length, count, seed=self.seed)]
-        made = [star_decomposition_tree(nodes, ends, length, count)]
+            return made
+        nodes, ends, length, count = self._multigraph(union)
         # A link to nowhere, with as much multiplicity as all others, makes its end the centre of demand,
         # which is where `star_decomposition_tree` starts. It is in every tree: we leave it out again.
         lengths, counts = np.append(length, length.min()), np.append(count, max(count.sum(), 1.0))
@@ -264,6 +331,12 @@ class TreeMaker:
             links = star_decomposition_tree(nodes + 1, pairs, lengths, counts)
             made.append(links[links < len(ends)])
         return made
+
+    def _one(self, union: "_Union") -> SmallInts:
+        """Links of the low-stretch tree that takes least time: AKPW's, or around the centroid."""
+        if self.method == "akpw":
+            return akpw_tree(*self._multigraph(union), seed=self.seed)
+        return star_decomposition_tree(*self._multigraph(union))
 
     def _multigraph(self, union: "_Union") -> tuple[int, SmallInts, Floats, Floats]:
         return len(union.brokers), union.ends, self._positive[union.links], union.count
@@ -331,6 +404,25 @@ class _Union:
         order = closed(np.arange(len(links)), np.int64)
         taken = kruskal(ends, order, len(brokers), np.empty(len(brokers), dtype=np.int32))
         return cls(links, brokers, place, ends, count[links], len(brokers) - taken, taken == len(links))
+
+
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """What sets cost on a tree: with senders at the price of each way, else by the problem's weight."""
+
+    problem: Problem
+    sets: TerminalSets
+    sender: SmallInts | None
+
+    @property
+    def directed(self) -> bool:
+        return self.sender is not None
+
+    def cost(self, tree: Tree) -> float:
+        overlay = self.problem.overlay
+        if self.sender is None:
+            return measured(overlay, tree, self.problem.weight).total(self.sets)
+        return float(directed_costs(overlay, tree, self.sets, self.sender) @ self.sets.weight)
 
 
 class _Store:

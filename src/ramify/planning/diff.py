@@ -2,8 +2,8 @@
 
 Owns `diff`. Plans may number brokers and classes differently: brokers go by name, classes by the ids
 of their subscriptions (in expressions by filter and broker), channels by name (of several with one name,
-the first is matched with the first).
-Equal plans give an empty diff, and an empty diff means that both route every event alike.
+the first is matched with the first). Equal plans give an empty diff, and an empty diff means that both
+route every event alike.
 """
 
 import json

@@ -22,7 +22,7 @@ from ramify.compiled import Ints, SmallInts
 from ramify.content.encoding import access_paths
 from ramify.content.filters import Filter
 from ramify.errors import InputError, LimitError
-from ramify.network.trees import Tree, tree_lengths
+from ramify.network.trees import Tree, same_both_ways, tree_lengths
 from ramify.planning.computetree import TreeMaker
 from ramify.planning.demand import Demand
 from ramify.planning.grouping_kernels import (
@@ -211,12 +211,17 @@ class Ledger:
     problem: Problem
     maker: TreeMaker
 
-    def start(self, label: SmallInts) -> list[Group]:
-        """The groups 0, 1, .. of a label per class (-1: in no group), priced."""
+    def start(self, label: SmallInts, deadline: float = np.inf) -> list[Group]:
+        """The groups 0, 1, .. of a label per class (-1: in no group), priced.
+
+        After the deadline a group costs what its documents would on trees of their own: quick to tell.
+        """
         pattern, group, ids = self._rows(label)
         ends = np.searchsorted(group, np.arange(int(label.max(initial=-1)) + 2))
         return [
-            self._priced(np.flatnonzero(label == g).astype(np.int32), pattern[low:high], ids[low:high])
+            self._priced(
+                np.flatnonzero(label == g).astype(np.int32), pattern[low:high], ids[low:high], deadline
+            )
             for g, (low, high) in enumerate(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True))
         ]
 
@@ -231,18 +236,25 @@ class Ledger:
         classes = np.union1d(a.classes, b.classes).astype(np.int32)
         return self._priced(classes, pattern[:count].copy(), chosen[:count].copy())
 
-    def tree(self, group: Group, seconds: float | None = None, *, exchange: bool = True) -> Tree:
+    def tree(
+        self, group: Group, *, deadline: float = np.inf, exchange: bool = True, trees: int = 1
+    ) -> Tree:
         """The spanning tree of a group; see `TreeMaker.tree`."""
         weight = self.problem.pattern_weight[group.pattern]
-        return self.maker.tree(group.sets, weight, seconds, exchange=exchange)
+        publisher = self.problem.demand.publisher[group.pattern]
+        return self.maker.tree(
+            group.sets, weight, publisher, deadline=deadline, exchange=exchange, trees=trees
+        )
 
     def stays_home(self, group: Group) -> bool:
         """Whether no document of the group leaves its publisher's broker."""
         return bool((self.maker.size(group.sets) < 2).all())
 
-    def _priced(self, classes: SmallInts, pattern: Ints, sets: Ints) -> Group:
+    def _priced(self, classes: SmallInts, pattern: Ints, sets: Ints, deadline: float = np.inf) -> Group:
         weight = self.problem.pattern_weight[pattern]
-        return Group(classes, pattern, sets, self.maker.cost(sets, weight))
+        late = perf_counter() > deadline
+        cost = self.maker.steiner_sum(sets, weight) if late else self.maker.cost(sets, weight)
+        return Group(classes, pattern, sets, cost)
 
     def _rows(self, label: SmallInts) -> tuple[Ints, Ints, Ints]:
         """Per (group, pattern), sorted: the pattern, the group, and the id of its set."""
@@ -293,7 +305,9 @@ def merge_by_gain(
     the cost of a Steiner tree, which may be above the optimum. The heap holds the bound over
     cost_i + cost_j, so it bounds the ratio that the algorithm compares.
     """
-    return _Greedy(ledger, groups).run(progress, deadline)
+    if perf_counter() > deadline:
+        return Merged(list(groups), [], False, 0)
+    return _Greedy(ledger, groups, deadline).run(progress, deadline)
 
 
 def merge_free(ledger: Ledger, groups: Sequence[Group]) -> list[Group]:
@@ -309,7 +323,7 @@ def merge_free(ledger: Ledger, groups: Sequence[Group]) -> list[Group]:
 class _Greedy:
     """The state of one greedy merging: groups by position, candidates in a heap."""
 
-    def __init__(self, ledger: Ledger, groups: Sequence[Group]) -> None:
+    def __init__(self, ledger: Ledger, groups: Sequence[Group], deadline: float = np.inf) -> None:
         self.ledger = ledger
         self.groups: list[Group | None] = list(groups)
         self.weight = ledger.problem.pattern_weight
@@ -318,24 +332,27 @@ class _Greedy:
         self._age = [0] * len(groups)
         self._slack = np.zeros(len(groups))
         self._cost = np.array([group.cost for group in groups])
-        self._enter_patterns(groups)
         # Largest ratio first; of equals, bounds before what was priced, then the smallest positions.
         self._heap: list[tuple[float, bool, int, int, int, int]] = []
+        self._late = not self._enter_patterns(groups, deadline)
         for i in range(len(groups)):
+            self._late = self._late or perf_counter() > deadline
+            if self._late:
+                return
             self._heap += self._candidates(i, np.arange(i + 1, len(groups)))
         heapify(self._heap)
 
     def run(self, progress: Progress, deadline: float) -> Merged:
         """Merge until nothing gains or the time is over."""
         groups, heap, ages = self.groups, self._heap, self._age
-        finished = True
-        while heap:
+        finished = not self._late
+        while heap and finished:
             _, priced, i, j, age_i, age_j = heappop(heap)
             if ages[i] != age_i or ages[j] != age_j or groups[i] is None or groups[j] is None:
                 continue
             if perf_counter() > deadline:
                 finished = False
-                break
+                continue
             if priced:
                 self._merge(i, j)
                 left = len(groups) - len(self.merges)
@@ -371,9 +388,13 @@ class _Greedy:
         for entry in self._candidates(i, others.astype(np.int64)):
             heappush(self._heap, entry)
 
-    def _enter_patterns(self, groups: Sequence[Group]) -> None:
-        """Compressed rows: which groups each pattern is of, with the bound of its set there."""
-        bounds = [self._bound(i, group) for i, group in enumerate(groups)]
+    def _enter_patterns(self, groups: Sequence[Group], deadline: float) -> bool:
+        """Compressed rows: which groups each pattern is of, with the bound of its set; False when late."""
+        bounds = []
+        for i, group in enumerate(groups):
+            if perf_counter() > deadline:
+                return False
+            bounds.append(self._bound(i, group))
         pattern = np.concatenate([np.empty(0, dtype=np.int64), *(group.pattern for group in groups)])
         order = np.argsort(pattern, kind="stable")
         patterns = len(self.ledger.problem.demand)
@@ -381,6 +402,7 @@ class _Greedy:
         length = [len(group.pattern) for group in groups]
         self._member = np.repeat(np.arange(len(groups), dtype=np.int32), length)[order]
         self._member_bound = np.concatenate([np.empty(0), *bounds])[order]
+        return True
 
     def _bound(self, i: int, group: Group) -> Floats:
         """The bounds of a group's sets; keeps its slack."""
@@ -428,12 +450,14 @@ def grouped_plan(
     included, ask for the same value (keyword, interval) of an attribute, counted for every value; where
     no group has any, how many of `COMPARED` members of each overlap at all. Then the smallest mean
     distance from the publishers on the group's tree, then the smallest group.
+
+    Where the deadline is over when the trees are made, the settings say `cut_short` and no `planned_cost`.
     """
     made = _built(scheme, ledger, groups, settings, progress, deadline, exchange=True)
-    price_of = ledger.problem.overlay.price
-    if ledger.maker.method != "swap" or np.array_equal(price_of[:, 0], price_of[:, 1]):
+    late = perf_counter() > deadline
+    if ledger.maker.method != "swap" or late or same_both_ways(ledger.problem.overlay):
         return made
-    # Swaps go by mean prices: with a price per direction, what they gain may be lost again.
+    # Trees are chosen by what planning counts, which is more than the payload: no dearer by that either.
     start = _built(scheme, ledger, groups, settings, silent, deadline, exchange=False)
     return min((made, start), key=lambda plan: price(plan, ledger.problem.demand).cost)
 
@@ -453,10 +477,12 @@ def _built(
     members = [group.classes for group in travelling]
     trees = []
     for at, group in enumerate(travelling):
-        left = deadline - perf_counter()
-        seconds = None if left == np.inf else max(left, 0.0)
-        trees.append(ledger.tree(group, seconds, exchange=exchange))
+        trees.append(ledger.tree(group, deadline=deadline, exchange=exchange, trees=len(travelling)))
         progress(1.0 - 0.1 * (1 - at / len(travelling)), "building trees")
+    stated = {name: value for name, value in settings.items() if value is not None}
+    if perf_counter() > deadline:
+        stated["cut_short"] = True
+        stated.pop("planned_cost", None)  # it is of other trees
     rest = np.setdiff1d(np.arange(len(problem.classes)), np.concatenate([[], *members]))
     if len(rest) and not trees:
         nothing = np.empty(0, dtype=np.int64)
@@ -466,7 +492,6 @@ def _built(
         members = [np.union1d(own, rest[home == g]) for g, own in enumerate(members)]
     order = sorted(range(len(trees)), key=lambda g: int(members[g][0]))
     channels = [channel(f"group-{n}", problem, trees[g], members[g]) for n, g in enumerate(order)]
-    stated = {name: value for name, value in settings.items() if value is not None}
     return put_together(scheme, problem, channels, stated)
 
 

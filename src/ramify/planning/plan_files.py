@@ -24,6 +24,7 @@ from ramify.content.subscriptions import Subscription
 from ramify.errors import InputError, PlanError
 from ramify.network.files import decode_overlay, encode_overlay
 from ramify.network.overlay import Overlay
+from ramify.planning.check import form_faults
 from ramify.planning.classes import Classes
 from ramify.planning.plan import (
     Admission,
@@ -121,7 +122,11 @@ def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
-    """The plan in a file. Raises `PlanError` or another `InputError` that names the file and the place."""
+    """The plan in a file, sound in form: trees are trees, what is named exists.
+
+    Raises `PlanError` or another `InputError` that names the file and the place. Whether it serves a
+    problem is for `check` to prove.
+    """
     try:
         with Path(path).open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
@@ -131,7 +136,11 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
     if len(content) > MAX_FILE_BYTES:
         raise InputError(f"larger than {MAX_FILE_BYTES:,} bytes.", path=str(path))
     try:
-        return decode_plan(content)
+        plan = decode_plan(content)
+        wrong = list(form_faults(plan))
+        if wrong:
+            raise PlanError(f"plan {plan.scheme} cannot be used:", wrong)
+        return plan
     except PlanError as error:
         raise PlanError(error.what, error.faults, path=str(path)) from error
     except InputError as error:

@@ -58,17 +58,22 @@ class Spread:
 class Price:
     """What a plan does with a demand.
 
-    Attributes ---------- messages, payload, wire   int64[m, 2]: messages and bytes per link; column 0
-    is from the link's `a` to `b` leg_messages, leg_payload int64[m, 2]: those of the legs onto trees
-    (SemCast leaves them out of its cost) matchings                 how often a broker matched an event:
-    at the publisher's broker, at every hop of a
-                              filtered tree, and wherever an arrival is handed to subscribers
-    broker_duplicates         receptions of an event by a broker that had it already link_duplicates
-    crossings of a link by an event that had crossed it already, either way visits, waste
-    (event, broker) receptions, first ones only; those at brokers where nobody wants it deliveries,
-    undelivered   (event, class) pairs that were and were not handed over; a right plan has none of
-                              the latter
-    class_ms                  float64[c]: the longest time any event took to each class; -1 where none did
+    Attributes
+    ----------
+    messages, payload, wire   int64[m, 2]: messages and bytes per link; column 0 is from the link's `a`
+                              to `b`
+    leg_messages, _payload    int64[m, 2]: those of the legs onto trees (SemCast leaves them out of its
+                              cost)
+    matchings                 how often a broker matched an event: at the publisher's broker, at every
+                              hop of a filtered tree, and wherever an arrival is handed to subscribers
+    broker_duplicates         receptions of an event by a broker that had it already
+    link_duplicates           crossings of a link by an event that had crossed it already, either way
+    visits, waste             (event, broker) receptions, first ones only; those at brokers where nobody
+                              wants it
+    deliveries, undelivered   (event, class) pairs that were and were not handed over; a right plan has
+                              none of the latter
+    class_ms                  float64[c]: the longest time any event took to each class; -1 where none
+                              did
     entered                   uint64[n]: the tags of all events that were at each broker
     """
 
@@ -223,7 +228,9 @@ class Price:
             "link_stress_mean": _mean(self.link_stress),
             "link_stress_used_mean": _mean(used),
             "link_stress_max": _max(self.link_stress),
-            "resource_usage": self.resource_usage,
+            "resource_usage": _defined(self.resource_usage),
+            "gap": _defined(self.gap),
+            "over_opt": _defined(self.over_opt),
             "matchings_per_event": self.matchings_per_event,
             "filters_mean": _mean(self.state.filters),
             "filters_max": int(_max(self.state.filters)),
@@ -382,6 +389,11 @@ def _ratio(value: float, reference: float) -> float:
     if reference:
         return value / reference
     return 1.0 if not value else np.inf
+
+
+def _defined(ratio: float) -> float | None:
+    """None where a reference is 0 and the value is not."""
+    return None if np.isinf(ratio) else ratio
 
 
 def _mean(values: npt.NDArray[Any]) -> float:

@@ -30,12 +30,15 @@ __all__ = ["Problem"]
 class Problem:
     """What a scheme is given. Make it with `Problem.of`, which validates.
 
-    Attributes ---------- overlay          connected, at the prices where money accrues
-    (`Overlay.charged`) classes          subscriptions by filter and host demand           what planners
-    may look at: the training window attachments      client -> broker publishers       int32,
-    ascending: the brokers where events may enter advertisements   per publishing broker the filters
-    that its events stay within; a broker that is not there
-                     may publish anything
+    Attributes
+    ----------
+    overlay          connected, at the prices where money accrues (`Overlay.charged`)
+    classes          subscriptions by filter and host
+    demand           what planners may look at: the training window
+    attachments      client -> broker
+    publishers       int32, ascending: the brokers where events may enter
+    advertisements   per publishing broker the filters that its events stay within; a broker that is not
+                     there may publish anything
     grid             the content space, where a scheme partitions by one
     """
 

@@ -14,20 +14,20 @@ import pyarrow as pa
 from ramify.content.filters import Filter
 from ramify.errors import InputError
 from ramify.network.overlay import Overlay
-from ramify.planning.auto import Row, Weights, auto
-from ramify.planning.catalog import SCHEMES, make_plan, scheme_from
+from ramify.planning.adoption import adopt
+from ramify.planning.auto import UNDELIVERED, Row, Weights, auto
+from ramify.planning.catalog import MAIN, SCHEMES, make_plan, scheme_from
 from ramify.planning.check import check
 from ramify.planning.classes import Classes
 from ramify.planning.constraints import Rules, broken
 from ramify.planning.demand import Demand, Tally, split_rows
-from ramify.planning.plan import Plan
 from ramify.planning.plan_files import read_plan
-from ramify.planning.pricing import Price, price
+from ramify.planning.pricing import MONTH_SECONDS, Price, price
 from ramify.planning.problem import Problem
 from ramify.planning.scheme import Progress, silent
 from ramify.planning.yardstick import Yardstick
 
-__all__ = ["DEFAULT_SHARES", "Comparison", "Study", "compare", "prepare"]
+__all__ = ["DEFAULT_SHARES", "Comparison", "Study", "compare", "prepare", "weights_for"]
 
 DEFAULT_SHARES = (0.5, 0.25, 0.25)
 """Training, validation, test."""
@@ -38,11 +38,16 @@ FEWEST_EVENTS = 40
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A problem with its windows. `unknown` counts events whose publisher has no known broker."""
+    """A problem with its windows.
+
+    `whole` is the log itself: rules are judged on all of it, because a rule is broken by a single event.
+    `unknown` counts events whose publisher has no known broker.
+    """
 
     problem: Problem
     validation: Demand
     test: Demand
+    whole: Demand
     rules: Rules
     unknown: Mapping[str, int]
     events: int
@@ -58,11 +63,13 @@ class Comparison:
     rows         every scheme's, in the order tried
     today        the row of what is run today
     best         the cheapest plan that keeps every rule, today's among them; None when none does
+    weights      what counted besides money, in the choice and in the saving
     """
 
     rows: tuple[Row, ...]
     today: Row
     best: Row | None
+    weights: Weights
 
     @property
     def everything(self) -> tuple[Row, ...]:
@@ -71,24 +78,21 @@ class Comparison:
 
     @property
     def saving(self) -> float | None:
-        """Share of today's money that the best plan saves, on the test window; None without a price."""
-        before, after = self._money()
-        if before is None or after is None:
+        """Share of what today counts that the best plan saves, on the test window.
+
+        Below 0 when it costs more there. None without a best plan, 0 when today counts nothing.
+        """
+        if self.best is None or self.best.test is None or self.today.test is None:
             return None
+        before, after = self.weights.score(self.today.test), self.weights.score(self.best.test)
         return (before - after) / before if before else 0.0
 
     @property
     def saving_per_month(self) -> float | None:
         """The same in money a month; None without a time span."""
-        if self.best is None or self.best.test is None or self.today.test is None:
+        if self.saving is None or self.today.test is None or not self.today.test.per_month:
             return None
-        before, after = self.today.test.money_per_month, self.best.test.money_per_month
-        return None if before is None or after is None else before - after
-
-    def _money(self) -> tuple[float | None, float | None]:
-        before = self.today.test.money if self.today.test is not None else None
-        after = self.best.test.money if self.best is not None and self.best.test is not None else None
-        return before, after
+        return self.saving * self.weights.score(self.today.test) * self.today.test.per_month
 
 
 def prepare(
@@ -112,8 +116,8 @@ def prepare(
     """
     if not 0 < sample <= 1:
         raise InputError(f"sample = {sample}. Allowed: above 0, at most 1: the share of events in the log.")
-    if hours is not None and not hours > 0:
-        raise InputError(f"hours = {hours}. Allowed: above 0.")
+    if hours is not None and not 0 < hours < np.inf:
+        raise InputError(f"hours = {hours}. Allowed: a number above 0.")
     kept = rules or Rules()
     tags = kept.tags(classes.schema)
     counted = Tally(classes, overlay, attachments, tags=tags, splits=len(shares))
@@ -138,7 +142,8 @@ def prepare(
     problem = Problem.of(
         overlay, classes, scaled[0], attachments, publishers=publishers, advertisements=advertisements
     )
-    return Study(problem, scaled[1], scaled[2], kept, whole.unknown, whole.events, held_back)
+    log = replace(whole, seconds=seconds, factor=1 / sample)
+    return Study(problem, scaled[1], scaled[2], log, kept, whole.unknown, whole.events, held_back)
 
 
 def compare(
@@ -155,11 +160,15 @@ def compare(
 
     `seconds` is the budget of each scheme that takes one. Every plan that is priced has passed `check`.
     """
+    if specs is not None and not specs:
+        raise InputError("no scheme is named. Choose some of `ramify list`, or auto for all.")
     keeps = _keeper(study)
-    now = _today(study, today, weights or Weights(), seed, keeps)
+    counted = weights or Weights()
+    now = _today(study, today, counted, seconds, seed, keeps)
     asked = {
         _with_budget(spec, seconds): spec
-        for spec in (_defaults() if specs is None or list(specs) == ["auto"] else specs)
+        for name in (["auto"] if specs is None else specs)
+        for spec in (SCHEMES if name == "auto" else [name])
         if spec != today
     }
     outcome = auto(
@@ -167,57 +176,71 @@ def compare(
         study.validation,
         study.test,
         list(asked),
-        weights=weights,
+        weights=counted,
         seed=seed,
         progress=progress,
         keeps=keeps,
     )
     rows = tuple(replace(row, name=asked[row.name]) for row in outcome.rows)
     best = min((row for row in (now, *rows) if row.allowed), key=lambda row: row.score, default=None)
-    return Comparison(rows, now, best)
+    return Comparison(rows, now, best, counted)
 
 
 def _keeper(study: Study) -> Callable[[Price], list[str]]:
-    """The rules that a plan breaks on a window. The plan's form is proved first."""
+    """The rules that a plan breaks on any event of the log. The plan itself is proved first."""
 
     def keeps(priced: Price) -> list[str]:
         check(priced.plan, study.problem)
-        return [str(fault) for fault in broken(priced, study.rules)]
+        everything = price(priced.plan, study.whole)
+        missed = [UNDELIVERED] if everything.undelivered else []
+        return missed + [str(fault) for fault in broken(everything, study.rules)]
 
     return keeps
 
 
-def _defaults() -> list[str]:
-    return [name for name, scheme in SCHEMES.items() if not scheme.slow and name != "hub"]
+def weights_for(study: Study, per_filter: float, per_million_matchings: float) -> Weights:
+    """Weights on the validation window, from money a month for a stored filter and for a million matchings.
+
+    `InputError` for a price a month when the time that the log spans is not known.
+    """
+    if per_filter and not study.validation.seconds:
+        raise InputError(
+            "a filter has a price a month, but the log spans no time. Say how long it was: --hours."
+        )
+    windows = study.validation.factor * MONTH_SECONDS / (study.validation.seconds or MONTH_SECONDS)
+    return Weights(per_filter=per_filter / windows, per_matching=per_million_matchings / 1e6)
 
 
 def _with_budget(spec: str, seconds: float | None) -> str:
     """A spec with the budget, where the scheme takes one and the spec does not say."""
-    _, scheme, _ = scheme_from(spec)
+    name, scheme, params = scheme_from(spec)
     takes = "seconds" in {field.name for field in fields(scheme.params)}
     if seconds is None or not takes or "seconds=" in spec:
         return spec
-    return f"{spec}{',' if ':' in spec else ':'}seconds={seconds:g}"
+    given = spec.partition(":")[2]
+    if "=" in spec.partition(":")[0]:  # the short spelling of the main parameter
+        given = f"{MAIN[name]}={getattr(params, MAIN[name])}"
+    return f"{name}:{given}{',' if given else ''}seconds={seconds:g}"
 
 
 def _today(
-    study: Study, today: str, weights: Weights, seed: int, keeps: Callable[[Price], list[str]]
+    study: Study,
+    today: str,
+    weights: Weights,
+    seconds: float | None,
+    seed: int,
+    keeps: Callable[[Price], list[str]],
 ) -> Row:
-    plan = _todays_plan(study, today, seed)
-    windows = (study.problem.demand, study.validation, study.test)
-    prices = [
-        price(plan, window, Yardstick(study.problem.overlay, study.problem.classes, window))
-        for window in windows
-    ]
-    train, judged, shown = prices
-    name = today if not _is_file(today) else f"today ({plan.scheme}, {Path(today).name})"
-    return Row(name, plan, train, judged, shown, score=weights.score(judged), broken=tuple(keeps(judged)))
-
-
-def _todays_plan(study: Study, today: str, seed: int) -> Plan:
     if _is_file(today):
-        return check(read_plan(today), study.problem)
-    return make_plan(today, study.problem, seed)
+        plan = check(adopt(read_plan(today), study.problem), study.problem)
+        name = f"today ({plan.scheme}, {Path(today).name})"
+    else:
+        plan, name = make_plan(_with_budget(today, seconds), study.problem, seed), today
+    train, judged, shown = (
+        price(plan, window, Yardstick(study.problem.overlay, study.problem.classes, window))
+        for window in (study.problem.demand, study.validation, study.test)
+    )
+    return Row(name, plan, train, judged, shown, score=weights.score(judged), broken=tuple(keeps(judged)))
 
 
 def _is_file(today: str) -> bool:

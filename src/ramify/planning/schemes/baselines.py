@@ -78,7 +78,9 @@ def mst(problem: Problem, params: NoParams, rng: np.random.Generator, progress: 
 
 def spt(problem: Problem, params: SptParams, rng: np.random.Generator, progress: Progress = silent) -> Plan:
     """One shortest-path tree for everybody, filtered or flooded. `OverlayError` for an unknown root."""
+    progress(0.0, "pricing roots" if params.root == BEST else "shortest-path tree")
     tree = _spt(problem, params.root, rng)
+    progress(0.9, "shortest-path tree")
     root = problem.overlay.brokers[tree.root]
     pruning = Pruning.FILTER if params.pruned else Pruning.NONE
     content = None if params.pruned else Everything()

@@ -42,7 +42,8 @@ class HybridParams:
     """`tree` is how trees are made: star, akpw or swap. `clusters` is where Algorithm 2 takes over.
 
     `seconds` is a budget: when it runs out, what is merged so far is planned, and `cut_short` is among the
-    plan's settings.
+    plan's settings. It does not cover merging by overlap, the Steiner trees of the destination sets, one
+    quick tree per group, nor homes for classes that cost nothing.
     """
 
     tree: Method = "star"
@@ -63,7 +64,7 @@ def plan(
     sequence = agglomerate(problem.demand, len(problem.classes))
     label = sequence.after(max(0, sequence.clusters - params.clusters))
     ledger = Ledger(problem, TreeMaker(problem, params.tree, int(rng.integers(2**32))))
-    merged = merge_by_gain(ledger, ledger.start(label), progress, deadline)
+    merged = merge_by_gain(ledger, ledger.start(label, deadline), progress, deadline)
     groups = merge_free(ledger, merged.groups)
     settings = {
         **asdict(params),

@@ -45,7 +45,8 @@ class MultParams:
 
     `seconds` is a budget for pricing and swaps: when it runs out, the cheapest configuration so far (or,
     when all had more groups than allowed, the first that has not) is planned, and `cut_short` is among
-    the plan's settings.
+    the plan's settings. It does not cover the merge sequence, the Steiner trees of the destination sets,
+    one quick tree per group, nor homes for classes that cost nothing.
     """
 
     tree: Method = "star"
@@ -66,7 +67,7 @@ def plan(
     progress(0.0, "comparing documents")
     sequence = agglomerate(problem.demand, len(problem.classes))
     merges, cut_short = _cheapest(ledger, sequence, params.most_trees, progress, deadline)
-    groups = ledger.start(sequence.after(merges))
+    groups = ledger.start(sequence.after(merges), deadline)
     settings = {
         **asdict(params),
         "clusters": sequence.clusters,
@@ -84,7 +85,7 @@ def _cheapest(
     """After how many merges the configuration costs least, and whether time ran out before the last."""
     clusters = sequence.clusters
     first = max(0, clusters - (most_trees or clusters))  # merges until a configuration counts
-    groups: list[Group | None] = [*ledger.start(sequence.after(0))]
+    groups: list[Group | None] = [*ledger.start(sequence.after(0), deadline)]
     total = sum(group.cost for group in groups if group is not None)
     best, least = first, total if first == 0 else np.inf
     for step, (i, j) in enumerate(sequence.merges.tolist(), start=1):

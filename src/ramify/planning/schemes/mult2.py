@@ -9,10 +9,10 @@ Guarantee  None for the grouping; no merge of two groups makes the result cheape
 Cost       O(K^2) bounds for K start groups, and a tree per pair that its bound does not rule out: some
            thousands where pricing every pair would take some hundred thousand.
 Departures Lazily evaluated: see `grouping.merge_by_gain`. Classes at one broker with the same documents are
-           one start group (they save half, the most there is). Groups that cost nothing end as one;
-           classes whose documents never leave their broker join a group by
-           section VI: see `grouping.grouped_plan`. `tree="swap"` (the scheme `mult2-swap`) prices by star
-           decomposition and improves the final trees by swaps.
+           one start group (they save half, the most there is). Groups that cost nothing end as one; classes
+           whose documents never leave their broker join a group by section VI: see
+           `grouping.grouped_plan`. `tree="swap"` (the scheme `mult2-swap`) prices by star decomposition and
+           improves the final trees by swaps.
 
 Reference: A. Majumder, N. Shrivastava, R. Rastogi, A. Srinivasan, "Scalable Content-Based Routing in
 Pub/Sub Systems", INFOCOM 2009, section V.
@@ -45,7 +45,8 @@ class Mult2Params:
     """`tree` is how trees are made: star, akpw or swap. `most_start` is how many start groups are accepted.
 
     `seconds` is a budget: when it runs out, what is merged so far is planned, and `cut_short` is among the
-    plan's settings.
+    plan's settings. It does not cover the Steiner trees of the destination sets, one quick tree per group,
+    nor homes for classes that cost nothing.
     """
 
     tree: Method = "star"
@@ -71,7 +72,7 @@ def plan(
         )
     ledger = Ledger(problem, TreeMaker(problem, params.tree, int(rng.integers(2**32))))
     progress(0.0, "joining destination sets")
-    merged = merge_by_gain(ledger, ledger.start(label), progress, deadline)
+    merged = merge_by_gain(ledger, ledger.start(label, deadline), progress, deadline)
     groups = merge_free(ledger, merged.groups)
     settings = {
         **asdict(params),

@@ -27,17 +27,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.errors import InputError
-from ramify.network.overlay import Overlay
 from ramify.network.swaps import improve
 from ramify.network.terminals import TerminalSets
 from ramify.network.tree_kernels import kruskal
 from ramify.network.trees import (
-    MeasuredTree,
     Tree,
     best_root_spt,
     closed,
+    directed_costs,
     measured,
     minimum_spanning_tree,
+    same_both_ways,
     tree_lengths,
 )
 from ramify.planning.plan import Plan, Stamped
@@ -66,7 +66,9 @@ class PortfolioParams:
 
     trees     at most so many; fewer when more would not pay on the held part
     rounds    of Lloyd's loop, at most
-    seconds   for the search. A search that is cut short depends on the machine; until then it does not
+    seconds   for the search. One that is cut short depends on the machine, and `cut_short` among the plan's
+              settings tells; until then it does not. The first tree and the Steiner trees of the sets are
+              made whatever it is
     """
 
     trees: int = 16
@@ -86,18 +88,23 @@ def plan(
     problem: Problem, params: PortfolioParams, rng: np.random.Generator, progress: Progress = silent
 ) -> Plan:
     """Stamped channels that all serve every class, one per tree. See the module."""
-    trees = _portfolio(problem, params, rng, progress)
+    deadline = perf_counter() + params.seconds
+    trees = _portfolio(problem, params, rng, progress, deadline)
+    cut_short = perf_counter() >= deadline
     everyone = np.arange(len(problem.classes))
     made = [
         channel(f"tree {k}", problem, tree, everyone, content=Stamped()) for k, tree in enumerate(trees)
     ]
-    return put_together("portfolio", problem, made, {"trees_used": len(made)})
+    return put_together("portfolio", problem, made, {"trees_used": len(made), "cut_short": cut_short})
 
 
 def _portfolio(
-    problem: Problem, params: PortfolioParams, rng: np.random.Generator, progress: Progress
+    problem: Problem,
+    params: PortfolioParams,
+    rng: np.random.Generator,
+    progress: Progress,
+    deadline: float,
 ) -> list[Tree]:
-    deadline = perf_counter() + params.seconds
     first = _first(problem)
     if not len(problem.sets):
         return [first]
@@ -151,7 +158,7 @@ class _Search:
         # Without a held part the fit chooses, which is the last state.
         self.judges = held if len(held) else fit
         self.deadline = deadline
-        steiner = problem.steiner if _even(problem.overlay) else problem.directed_steiner
+        steiner = problem.steiner if same_both_ways(problem.overlay) else problem.directed_steiner
         self.optimum = steiner.costs(self.sets)
         self.trees = [first]
         self.costs = [self._cost(first)]  # per tree, of all sets
@@ -259,31 +266,12 @@ class _Search:
         return self._total(np.min(self.costs, axis=0), self.judges)
 
 
-def _even(overlay: Overlay) -> bool:
-    """Whether every link costs the same both ways."""
-    return np.array_equal(overlay.price[:, 0], overlay.price[:, 1])
-
-
 def _costs(problem: Problem, tree: Tree) -> Floats:
-    """float64[s]: what each set costs on a tree when its root publishes, each link at the price of its way.
-
-    Only the links between the root and the highest broker of the set's sub-tree are crossed upward.
-    """
+    """float64[s]: what each set costs on a tree when its root publishes, at the price of each way."""
     overlay, sets = problem.overlay, problem.sets
-    if _even(overlay):
+    if same_both_ways(overlay):
         return measured(overlay, tree, problem.weight).costs(sets)
-    turned = Overlay(
-        overlay.name, overlay.brokers, overlay.ends, overlay.price[:, ::-1], overlay.latency_ms
-    )
-    down, up = tree_lengths(overlay, tree, "price"), tree_lengths(turned, tree, "price")
-    downward = MeasuredTree.of(tree, down)
-    position = downward.tin[sets.node]
-    leftmost = tree.order[np.minimum.reduceat(position, sets.start[:-1])]
-    rightmost = tree.order[np.maximum.reduceat(position, sets.start[:-1])]
-    top = downward.lca(leftmost, rightmost)
-    further = MeasuredTree.of(tree, up - down).depth
-    cost: Floats = downward.costs(sets) + further[sets.node[sets.start[:-1]]] - further[top]
-    return cost
+    return directed_costs(overlay, tree, sets, sets.node[sets.start[:-1]])
 
 
 def _around(tree: Tree, length: Floats, above: npt.NDArray[np.int32], below: npt.NDArray[np.int32]) -> Tree:

@@ -8,7 +8,8 @@ Guarantee  Within O(log^2 n log log n) of the best tree (Theorem IV.1) as far as
            its bound; every event reaches every class that it matches.
 Cost       A Steiner tree per distinct destination set, then O(m log n). `swap` adds its local search.
 Departures See `ramify.planning.computetree`. Documents count by bytes, and one per event. `tree="swap"`
-           (the scheme `single-swap`) improves the tree by exchanging links: our own.
+           (the scheme `single-swap`) improves that tree and others by exchanging links and keeps the
+           cheapest, at the price in the direction travelled: our own.
 
 Reference: A. Majumder, N. Shrivastava, R. Rastogi, A. Srinivasan, "Scalable Content-Based Routing in
 Pub/Sub Systems", INFOCOM 2009, section IV.
@@ -29,7 +30,11 @@ __all__ = ["SingleParams", "plan"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleParams:
-    """`tree` is how the tree is made: star, akpw or swap. `seconds` bounds the exchange of links."""
+    """`tree` is how the tree is made: star, akpw or swap. `seconds` bounds the exchange of links.
+
+    When it runs out, the cheapest tree so far is planned, and `cut_short` is among the plan's settings. It
+    does not cover the Steiner trees of the destination sets, nor one tree made of them.
+    """
 
     tree: Method = "star"
     seconds: float | None = None
@@ -46,6 +51,6 @@ def plan(
     deadline = deadline_after(params.seconds)
     ledger = Ledger(problem, TreeMaker(problem, params.tree, int(rng.integers(2**32))))
     progress(0.0, "joining destination sets")
-    groups = ledger.start(np.zeros(len(problem.classes), dtype=np.int32))
+    groups = ledger.start(np.zeros(len(problem.classes), dtype=np.int32), deadline)
     scheme = "single-swap" if params.tree == "swap" else "single"
     return grouped_plan(scheme, ledger, groups, asdict(params), progress, deadline)
