@@ -154,6 +154,7 @@ def test_events_of_unknown_publishers_are_counted() -> None:
         (("--workload", "nothing"), "unknown workload"),
         ((*DEMO, "--schemes", "best"), "unknown scheme"),
         ((*DEMO, "--schemes", "portfolio:trees=many"), "trees"),
+        ((*DEMO, "--schemes", "single:tree=swap"), "single-swap"),
         ((*DEMO, "--today", "hub=nowhere"), "nowhere"),
         ((*DEMO, "--today", "missing.json"), "missing.json"),
         ((*DEMO, "--rules", "missing.json"), "missing.json"),

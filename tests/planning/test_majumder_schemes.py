@@ -1,6 +1,7 @@
 """single, mult, mult2, hybrid: every event of any demand arrives, and plans cost what was planned."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from ramify.planning.plan import AnyOf, Plan, Pruning
 from ramify.planning.pricing import price
 from ramify.planning.problem import Problem
 from ramify.planning.scheme import silent
-from ramify.planning.schemes import hybrid, mult, mult2, single
+from ramify.planning.schemes import baselines, hybrid, mult, mult2, single
 from ramify.workloads.catalog import workload_from
 
 SCHEMA = {"keywords": AttributeType.STRINGS}
@@ -165,6 +166,31 @@ def test_swaps_make_no_plan_dearer(name: str) -> None:
     assert better.plan.scheme == f"{name}-swap"
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", ["single", "mult", "mult2"])
+def test_swaps_make_no_plan_dearer_at_the_price_of_each_direction(name: str, seed: int) -> None:
+    problem = problem_from(seed, 30, 24, 100, [1.0, 2.0, 8.0])
+    problem = replace(problem, demand=replace(problem.demand, size=1_000 * problem.demand.count))
+    plain, better = (price(SCHEMES[n](problem), problem.demand).cost for n in (name, f"{name}-swap"))
+    assert better <= plain
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_swapped_tree_is_no_dearer_than_the_usual_ones_at_the_price_of_each_direction(
+    seed: int,
+) -> None:
+    """Swaps that begin from the low-stretch tree alone end above these, now and then by a tenth."""
+    problem = problem_from(seed, 30, 24, 100, [1.0, 2.0, 8.0])
+    problem = replace(problem, demand=replace(problem.demand, size=1_000 * problem.demand.count))
+    found = price(SCHEMES["single-swap"](problem), problem.demand).cost
+    rng = np.random.default_rng(seed)
+    usual = [
+        baselines.mst(problem, baselines.NoParams(), rng),
+        baselines.spt(problem, baselines.SptParams("best"), rng),
+    ]
+    assert found <= min(price(plan, problem.demand).cost for plan in usual)
+
+
 @pytest.mark.parametrize("most_trees", [None, 1, 3])
 def test_mult_keeps_the_cheapest_configuration_of_the_merge_sequence(most_trees: int | None) -> None:
     problem = problem_from(8, 16, 14, 50, [1.0])
@@ -216,12 +242,15 @@ def test_localised_keywords_cost_within_a_tenth_of_a_tree_per_event_and_less_whe
         made(mult, mult.MultParams(seconds=1e-9, most_trees=2)),
         made(mult2, mult2.Mult2Params(seconds=1e-9)),
         made(hybrid, hybrid.HybridParams(seconds=1e-9)),
+        made(single, single.SingleParams(seconds=1e-9, tree="swap")),
+        made(mult2, mult2.Mult2Params(seconds=1e-9, tree="swap")),
     ],
 )
 def test_a_plan_that_ran_out_of_time_says_so_and_is_right(make: Make) -> None:
     problem = problem_from(2, 12, 10, 30, [1.0])
     plan = make(problem)
     assert plan.settings["cut_short"] is True
+    assert "planned_cost" not in plan.settings
     assert len(plan.channels) <= plan.settings.get("most_trees", len(problem.classes))
     require_right(plan, problem, [problem.demand])
 

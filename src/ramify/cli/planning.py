@@ -56,11 +56,11 @@ _REASONS_SHOWN = 3
 _NAME_WIDTH = 20
 _DEMO_PLAN = Path("build/demo-plan.json")
 _WAYS = {
-    Kind.TREE: "channel",
+    Kind.TREE: "",
     Kind.LEG: "leg to",
     Kind.NOTE: "notification",
-    Kind.CARRIED: "tree in header,",
-    Kind.LIST: "list in header,",
+    Kind.CARRIED: "header tree,",
+    Kind.LIST: "header list,",
     Kind.COPY: "copy,",
 }
 
@@ -465,11 +465,11 @@ class _Told:
         if len(members) > _MATCHES_SHOWN:
             others = sorted({row.broker for row, _ in members[_MATCHES_SHOWN:]})
             say(f"\n... and {len(members) - _MATCHES_SHOWN} more at {', '.join(others)}")
-        table = _plain_table("ms", "from", "to", "by", "bytes", "$ per million")
+        table = _plain_table("ms", "from", "to", "by", "bytes", "$/million")
+        for column, width in zip(table.columns, (4, 18, 18, 13, 6, 9), strict=True):
+            column.width, column.overflow = width, "ellipsis"
         for column in (table.columns[0], *table.columns[4:]):
             column.justify = "right"
-        for column in table.columns[1:4]:
-            column.overflow, column.max_width = "ellipsis", 20
         for link in self._links():
             table.add_row(
                 f"{link['at_ms']:.0f}",

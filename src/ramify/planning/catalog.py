@@ -121,6 +121,8 @@ def scheme_from(spec: str) -> tuple[str, Scheme, Any]:
         if parameter not in parameters(scheme):
             raise InputError(_unknown(name, scheme, text if key is None else key))
         values[parameter] = _value(parameter, kinds[parameter], text)
+    if values.get("tree") == "swap" and f"{name}-swap" in SCHEMES:  # the improved one is never taken for it
+        raise InputError(f"scheme {name} does not swap links. The one that does is called {name}-swap.")
     return name, scheme, scheme.params(**values)
 
 

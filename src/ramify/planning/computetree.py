@@ -70,6 +70,8 @@ BUSY = 16
 """Brokers that are looked at to find their centres."""
 THOROUGH = 8
 """Trees of one plan up to which swaps begin from every start, not from the cheapest alone."""
+ROOT_SHARE = 0.1
+"""Of `ROOT_BUDGET`, per second left before a deadline: a quarter of the time goes into the best root."""
 
 
 def require_method(method: str) -> None:
@@ -187,13 +189,16 @@ class TreeMaker:
         # What joins every set by its Steiner tree is the best by mean prices, not by those of each way.
         if self.method != "swap" or not exchange or (union.forest and not judged.directed):
             return tree
-        return self._exchanged([tree, *self._more(union, sets, trees)], sets, judged, deadline, trees)
+        return self._exchanged(
+            [tree, *self._more(union, sets, deadline, trees)], sets, judged, deadline, trees
+        )
 
-    def _more(self, union: "_Union", sets: TerminalSets, trees: int) -> list[Tree]:
+    def _more(self, union: "_Union", sets: TerminalSets, deadline: float, trees: int) -> list[Tree]:
         """Trees to begin swaps from, besides the low-stretch one of `star`."""
         made = [akpw_tree(*self._multigraph(union), seed=self.seed), _heaviest(union)]
         overlay, weight = self.problem.overlay, self.problem.weight
-        best = best_root_spt(overlay, sets, weight, budget=ROOT_BUDGET // trees)
+        share = min(1.0, ROOT_SHARE * max(deadline - perf_counter(), 0.0))
+        best = best_root_spt(overlay, sets, weight, budget=int(ROOT_BUDGET * share / trees))
         return [*(self._spanning(union, chosen) for chosen in made), best, self._minimum]
 
     def _exchanged(
