@@ -179,7 +179,7 @@ def test_swaps_make_no_plan_dearer_at_the_price_of_each_direction(name: str, see
 def test_one_swapped_tree_is_no_dearer_than_the_usual_ones_at_the_price_of_each_direction(
     seed: int,
 ) -> None:
-    """Swaps that begin from the low-stretch tree alone end above these, now and then by a tenth."""
+    """Swaps that begin from the low-stretch tree alone may end above these: by 7 % in one case seen."""
     problem = problem_from(seed, 30, 24, 100, [1.0, 2.0, 8.0])
     problem = replace(problem, demand=replace(problem.demand, size=1_000 * problem.demand.count))
     found = price(SCHEMES["single-swap"](problem), problem.demand).cost
