@@ -32,9 +32,10 @@ from ramify.network.steiner import Steiner
 from ramify.planning.auto import auto
 from ramify.planning.catalog import SCHEMES, make_plan
 from ramify.planning.classes import Classes
-from ramify.planning.demand import Tally, split_rows, tally
 from ramify.planning.pricing import price
 from ramify.planning.problem import Problem
+from ramify.planning.splits import Split
+from ramify.planning.tally import Tally, tally
 from ramify.planning.yardstick import Yardstick
 from ramify.workloads.catalog import workload_from
 
@@ -87,11 +88,11 @@ def windows(overlay: Overlay, spec: str, seed: int) -> tuple[Problem, ...]:
     """The same problem on the whole log and on three random parts of it."""
     workload = workload_from(spec, overlay, seed)
     classes = Classes.collapse(workload.subscriptions, overlay, workload.schema.attributes)
-    counted = Tally(classes, overlay, workload.attachments, splits=len(SHARES))
-    rng = np.random.default_rng(seed)
+    counted = Tally(classes, overlay, workload.attachments, split=Split(SHARES, seed=seed))
     for batch in workload.batches():
-        counted.add(batch, split_rows(batch.num_rows, SHARES, rng))
-    demands = (counted.together(), *counted.demands())
+        counted.add(batch)
+    windows = counted.windows()
+    demands = (windows.whole, *windows.parts)
     return tuple(Problem.of(overlay, classes, demand, workload.attachments) for demand in demands)
 
 

@@ -19,7 +19,7 @@ from ramify.content.subscriptions import Subscription
 from ramify.network.distances import all_pairs
 from ramify.network.overlay import Link, Overlay
 from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand, tally
+from ramify.planning.demand import Demand
 from ramify.planning.plan import (
     Admission,
     All,
@@ -41,6 +41,7 @@ from ramify.planning.plan import (
     Stamped,
 )
 from ramify.planning.problem import Problem
+from ramify.planning.tally import tally
 
 SCHEMA = EventSchema(
     {"topic": AttributeType.STRING, "x": AttributeType.INT64, "keywords": AttributeType.STRINGS}

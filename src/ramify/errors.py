@@ -7,7 +7,8 @@
     │   ├── OverlayError            a graph that cannot be used
     │   │   └── DisconnectedError   brokers that cannot reach each other
     │   └── PlanError               a plan that cannot be used, or breaks a rule
-    └── LimitError                  a bound that protects the process was reached
+    ├── LimitError                  a bound that protects the process was reached
+    └── SparkError                  Spark cannot start, cannot be reached, or a job failed
 
 Each error says what happened, where, and what to do. A command prints `str(error)` and exits with 2;
 it never shows a traceback for any of these. Bad *records* of a batch are not errors but values:
@@ -25,6 +26,7 @@ __all__ = [
     "PlanError",
     "RamifyError",
     "SchemaError",
+    "SparkError",
 ]
 
 
@@ -121,6 +123,10 @@ class PlanError(InputError):
 
 class LimitError(RamifyError):
     """A bound that protects the process was reached."""
+
+
+class SparkError(RamifyError):
+    """Spark cannot start, cannot be reached, or a job on it failed."""
 
 
 def _excerpt(text: str, position: int | None, width: int = 100) -> list[str]:

@@ -30,6 +30,17 @@ def test_sql_agrees_with_the_second_evaluator(tree: Any, events: list[dict[str, 
         assert f.holds(event) is (verdict is True)
 
 
+@pytest.mark.parametrize("text", ["9007199254740992.5", "-9007199254740992.5BD", "0.99999999999999999999"])
+def test_a_fraction_that_a_double_loses_is_refused_where_an_integer_could_meet_it(text: str) -> None:
+    for schema in (None, {"x": AttributeType.INT64}):
+        with pytest.raises(FilterError, match="is lost in a double: write a whole number"):
+            parse_sql(f"x >= {text}", schema)
+    rounded = float(text.removesuffix("BD"))
+    assert parse_sql(f"x = {text}", {"x": AttributeType.DOUBLE}).holds({"x": rounded})
+    assert parse_sql(f"array_contains(x, {text})").holds({"x": (rounded,)})
+    assert parse_sql(f"x = {text.removesuffix('BD')}D").holds({"x": rounded})
+
+
 def error_of(text: str, schema: dict[str, AttributeType] | None = None) -> FilterError | None:
     try:
         parse_sql(text, schema)

@@ -17,10 +17,11 @@ from ramify.overlay.simulator import Simulator
 from ramify.planning.catalog import SCHEMES, make_plan
 from ramify.planning.check import check
 from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand, tally
+from ramify.planning.demand import Demand
 from ramify.planning.plan_files import decode_plan, encode_plan
 from ramify.planning.pricing import price
 from ramify.planning.problem import Problem
+from ramify.planning.tally import tally
 from ramify.planning.yardstick import GB, Yardstick
 from ramify.workloads.catalog import workload_from
 from worlds import World, worlds

@@ -18,7 +18,7 @@ from ramify.planning.catalog import make_plan
 from ramify.planning.changes import Change, add_subscription, delete_subscription, replan
 from ramify.planning.check import check
 from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand, tally
+from ramify.planning.demand import Demand
 from ramify.planning.layout import layout_of
 from ramify.planning.plan import Cells, Everything, Plan, Pruning, Serves
 from ramify.planning.pricing import price
@@ -26,6 +26,7 @@ from ramify.planning.problem import Problem
 from ramify.planning.scheme import channel, put_together
 from ramify.planning.state import routing_state
 from ramify.planning.tables import Row, broker_table, table_changes
+from ramify.planning.tally import tally
 from worlds import FILTERS, SCHEMA, World, plans, worlds
 
 FEW = settings(max_examples=30)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,10 @@ from ramify.content.subscriptions import Subscription
 from ramify.errors import InputError, OverlayError
 from ramify.network.generators import line
 from ramify.planning.classes import Classes
-from ramify.planning.demand import MAX_TAGS, Demand, Tally, split_rows, tally
+from ramify.planning.demand import MAX_TAGS, Demand
+from ramify.planning.splits import Split
+from ramify.planning.tally import Tally, tally
+from ramify.planning.windows import NOBODY
 from worlds import GRID, SCHEMA, World, worlds
 
 Key = tuple[int, int, int, int, tuple[int, ...]]
@@ -103,10 +107,11 @@ def test_clients_are_kept_apart_when_asked(world: World) -> None:
 @settings(max_examples=40)
 @given(worlds(), st.integers(1, 3), st.integers(0, 2**32 - 1))
 def test_splits_partition_the_events(world: World, splits: int, seed: int) -> None:
-    split = split_rows(len(world.events), [1 / splits] * splits, np.random.default_rng(seed))
-    counted = Tally(world.classes, world.overlay, world.attachments, grid=GRID, splits=splits)
-    counted.add(world.batch, split)
-    demands = counted.demands()
+    rule = Split((1 / splits,) * splits, seed=seed)
+    split = rule.windows(world.batch.column("id"))
+    counted = Tally(world.classes, world.overlay, world.attachments, grid=GRID, split=rule)
+    counted.add(world.batch)
+    demands = counted.windows().parts
     assert len(demands) == splits
     for k, demand in enumerate(demands):
         mine = [event for event, part in zip(world.events, split.tolist(), strict=True) if part == k]
@@ -117,12 +122,54 @@ def test_splits_partition_the_events(world: World, splits: int, seed: int) -> No
 
 
 def test_shares_are_kept_on_average_and_by_seed() -> None:
-    split = split_rows(10_000, [0.7, 0.2, 0.1], np.random.default_rng(1))
+    ids = pa.array([f"event-{i}" for i in range(10_000)])
+    split = Split((0.7, 0.2, 0.1), seed=1).windows(ids)
     shares = np.bincount(split, minlength=3) / 10_000
     assert shares == pytest.approx([0.7, 0.2, 0.1], abs=0.02)
-    np.testing.assert_array_equal(split, split_rows(10_000, [0.7, 0.2, 0.1], np.random.default_rng(1)))
-    assert split_rows(5, [1.0], np.random.default_rng(1)).tolist() == [0] * 5
-    assert len(split_rows(0, [0.5, 0.5], np.random.default_rng(1))) == 0
+    np.testing.assert_array_equal(split, Split((0.7, 0.2, 0.1), seed=1).windows(ids))
+    assert (split != Split((0.7, 0.2, 0.1), seed=2).windows(ids)).mean() > 0.3
+    assert Split().windows(ids[:5]).tolist() == [0] * 5
+    assert len(Split((0.5, 0.5)).windows(ids[:0])) == 0
+
+
+@given(st.lists(st.text(max_size=12)), st.integers(0, 9), st.data())
+def test_the_window_of_an_event_depends_on_its_id_alone(
+    names: list[str], seed: int, data: st.DataObject
+) -> None:
+    rule = Split((0.5, 0.25, 0.25), keep=0.5, seed=seed)
+    column = pa.array([*names, *names], pa.string())
+    at = data.draw(st.integers(0, len(column)))
+    for whole, part in (
+        (rule.windows(column), rule.windows(column[at:])),
+        (rule.kept(column), rule.kept(column[at:])),
+    ):
+        assert whole is not None
+        assert part is not None
+        assert whole[at:].tolist() == part.tolist()
+        assert whole[: len(names)].tolist() == whole[len(names) :].tolist()
+
+
+def test_the_sample_is_independent_of_the_windows_and_scales_the_demand() -> None:
+    ids = pa.array([f"event-{i}" for i in range(20_000)])
+    rule = Split((0.5, 0.5), keep=0.3, seed=4)
+    kept = rule.kept(ids)
+    assert kept is not None
+    assert kept.mean() == pytest.approx(0.3, abs=0.01)
+    assert rule.windows(ids)[kept].mean() == pytest.approx(0.5, abs=0.02)
+    rows = [event(f"e{i}", "p") for i in range(200)]
+    thin = Tally(classes(), LINE, {"p": LINE.brokers[0]}, split=Split(keep=0.25))
+    thin.add(events_to_batch(rows, SCHEMA))
+    demand = thin.windows().whole
+    assert 20 < demand.events < 80
+    assert demand.factor == 4
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"shares": ()}, {"shares": (0.5,)}, {"keep": 0}, {"keep": 1.1}, {"seed": -1}]
+)
+def test_a_split_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(InputError, match="Allowed"):
+        Split(**wrong)  # type: ignore[arg-type]
 
 
 def event(name: str, publisher: str, second: float = 0.0, size: int = 10, **attributes: object) -> Event:
@@ -159,12 +206,22 @@ def test_a_publisher_may_be_a_broker_but_an_attachment_goes_first() -> None:
 
 def test_unknown_publishers_are_counted_in_their_own_split() -> None:
     known = classes()
-    apart = Tally(known, LINE, {}, splits=2)
-    rows = [event("e0", "ghost"), event("e1", LINE.brokers[0]), event("e2", "ghost")]
-    apart.add(events_to_batch(rows, SCHEMA), np.array([0, 0, 1]))
-    first, second = apart.demands()
-    assert (first.unknown, second.unknown) == ({"ghost": 1}, {"ghost": 1})
-    assert (first.events, second.events) == (1, 0)
+    rule = Split((0.5, 0.5))
+    apart = Tally(known, LINE, {}, split=rule)
+    rows = [event(f"e{i}", "ghost" if i % 3 else LINE.brokers[0]) for i in range(60)]
+    batch = events_to_batch(rows, SCHEMA)
+    apart.add(batch)
+    for k, demand in enumerate(apart.windows().parts):
+        mine = [
+            row for row, at in zip(rows, rule.windows(batch.column("id")).tolist(), strict=True) if at == k
+        ]
+        ghosts = sum(row.publisher == "ghost" for row in mine)
+        assert (demand.unknown, demand.events) == ({"ghost": ghosts}, len(mine) - ghosts)
+
+
+def test_events_that_name_no_publisher_are_counted_too() -> None:
+    nobody = Event(id="e0", attributes={"topic": "a"})
+    assert counted(nobody, event("e1", "p")).unknown == {NOBODY: 1}
 
 
 def test_events_that_match_nothing_keep_a_pattern() -> None:
@@ -181,7 +238,7 @@ def test_the_time_span_reaches_over_batches() -> None:
     apart = Tally(classes(), LINE, {"p": LINE.brokers[0]})
     for second in (5.0, 1.25, 3.0):
         apart.add(events_to_batch([event(f"e{second}", "p", second)], SCHEMA))
-    assert apart.demands()[0].seconds == 3.75
+    assert apart.windows().whole.seconds == 3.75
 
 
 def test_no_events_make_an_empty_demand() -> None:

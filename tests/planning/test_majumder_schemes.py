@@ -19,13 +19,14 @@ from ramify.network.specs import overlay_from
 from ramify.network.trees import Tree
 from ramify.planning.classes import Classes
 from ramify.planning.computetree import TreeMaker
-from ramify.planning.demand import Demand, tally
+from ramify.planning.demand import Demand
 from ramify.planning.grouping import Ledger, agglomerate
 from ramify.planning.plan import AnyOf, Plan, Pruning
 from ramify.planning.pricing import price
 from ramify.planning.problem import Problem
 from ramify.planning.scheme import silent
 from ramify.planning.schemes import baselines, hybrid, mult, mult2, single
+from ramify.planning.tally import tally
 from ramify.workloads.catalog import workload_from
 
 SCHEMA = {"keywords": AttributeType.STRINGS}

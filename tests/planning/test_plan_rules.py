@@ -17,11 +17,12 @@ from ramify.network.trees import Tree
 from ramify.planning.catalog import make_plan
 from ramify.planning.classes import Classes
 from ramify.planning.constraints import Broken, Residency, Rules, broken, read_rules
-from ramify.planning.demand import Demand, tally
+from ramify.planning.demand import Demand
 from ramify.planning.plan import Plan
 from ramify.planning.pricing import Price, price
 from ramify.planning.problem import Problem
 from ramify.planning.scheme import channel, put_together
+from ramify.planning.tally import tally
 from worlds import SCHEMA, World, worlds
 
 SITES = {

@@ -20,12 +20,14 @@ from ramify.network.trees import Tree
 from ramify.planning.catalog import make_plan
 from ramify.planning.check import check
 from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand, Tally, split_rows
+from ramify.planning.demand import Demand
 from ramify.planning.plan import Plan, Stamped
 from ramify.planning.pricing import price
 from ramify.planning.problem import Problem
 from ramify.planning.schemes import portfolio
 from ramify.planning.schemes.portfolio import PortfolioParams
+from ramify.planning.splits import Split
+from ramify.planning.tally import Tally
 from ramify.workloads.catalog import workload_from
 from worlds import SCHEMA, World, worlds
 
@@ -265,11 +267,10 @@ def test_localised_subscriptions_come_within_a_percent_of_the_optimum_on_unseen_
     overlay = overlay_from("majumder:100")
     work = workload_from("majumder:x=2,events=1000", overlay, 1)
     classes = Classes.collapse(work.subscriptions, overlay, work.schema.attributes)
-    counted = Tally(classes, overlay, work.attachments, splits=2)
-    rng = np.random.default_rng(1)
+    counted = Tally(classes, overlay, work.attachments, split=Split((0.5, 0.5), seed=1))
     for batch in work.batches():
-        counted.add(batch, split_rows(batch.num_rows, (0.5, 0.5), rng))
-    train, unseen = counted.demands()
+        counted.add(batch)
+    train, unseen = counted.windows().parts
     problem = Problem.of(overlay, classes, train, work.attachments)
     assert price(make_plan("portfolio", problem), unseen).over_opt < 1.01
 

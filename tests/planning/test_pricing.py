@@ -1,11 +1,14 @@
 """The figures of a price, each by its definition: counted again from the simulator's messages."""
 
 import math
-from dataclasses import replace
-from functools import cache
+from dataclasses import fields, replace
+from functools import cache, reduce
+from operator import add
+from random import Random
 
 import networkx as nx
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -35,9 +38,19 @@ from ramify.planning.plan import (
     Serves,
     Stamped,
 )
-from ramify.planning.pricing import MONTH_SECONDS, Price, Spread, price
+from ramify.planning.pricing import (
+    MONTH_SECONDS,
+    Distribution,
+    Price,
+    Spread,
+    Sums,
+    Volume,
+    price,
+    priced,
+    sums_of,
+)
 from ramify.planning.state import routing_state
-from ramify.planning.yardstick import Yardstick
+from ramify.planning.yardstick import DestinationSets, SetYardstick, Yardstick
 from worlds import SCHEMA, World, plans, worlds
 
 
@@ -253,6 +266,21 @@ def test_a_spread_is_weighted_by_events(rows: list[tuple[int, int]]) -> None:
     assert (spread.mean, spread.p99, spread.max) == pytest.approx(spread_by_hand(values, weights))
 
 
+@given(st.lists(st.tuples(st.sampled_from([0.1, 0.7, 2.3, 41.9]), st.integers(0, 60), st.booleans())))
+def test_a_distribution_in_parts_has_the_spread_of_the_whole_to_the_bit(
+    rows: list[tuple[float, int, bool]],
+) -> None:
+    def seen(part: list[tuple[float, int, bool]]) -> Distribution:
+        values = np.array([value for value, _, _ in part])
+        return Distribution.of(values, np.array([weight for _, weight, _ in part], dtype=np.int64))
+
+    both = seen([row for row in rows if row[2]]) + seen([row for row in rows if not row[2]])
+    assert both.spread == seen(rows).spread
+    totals = {value: sum(row[1] for row in rows if row[0] == value) for value, _, _ in sorted(rows)}
+    by_hand = {value: weight for value, weight in totals.items() if weight}
+    assert (both.value.tolist(), both.weight.tolist()) == (list(by_hand), list(by_hand.values()))
+
+
 def test_the_99th_percentile_of_99_fast_and_1_slow_is_fast() -> None:
     for scale in (1, 3, 7, 1_000):
         spread = Spread.of(np.array([5.0, 90.0]), np.array([99 * scale, scale]))
@@ -379,6 +407,157 @@ def test_nineteen_of_twenty_sampled_bounds_have_the_exact_one_above_their_low_en
     assert not any(bound.exact for bound in sampled)
     assert sum(bound.low <= exact * (1 + 1e-9) for bound in sampled) >= 36
     assert np.mean([bound.value for bound in sampled]) == pytest.approx(exact, rel=0.02)
+
+
+# -------------------------------------------------------------------------------------------- in parts
+
+
+def heavier(draw: st.DrawFn, demand: Demand) -> Demand:
+    """The same patterns with more events each, and tags: what random worlds have little of."""
+    size = st.integers(0, 10**12)
+    rows = draw(
+        st.lists(
+            st.tuples(st.integers(0, 50) | st.just(0), size, st.integers(0, 7)),
+            min_size=len(demand),
+            max_size=len(demand),
+        )
+    )
+    count, size_, tags = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+    made = replace(demand, count=count.copy(), size=size_.copy(), tags=tags.astype(np.uint64))
+    return replace(made, seconds=3600.0, factor=2.5, tag_filters=3)
+
+
+def in_parts(draw: st.DrawFn, demand: Demand) -> list[Demand]:
+    """The demand's patterns dealt out in any order; the events of one pattern may go to several parts."""
+    rows, shares = [], []
+    for i in range(len(demand)):
+        cut = draw(st.integers(0, int(demand.count[i])))
+        rest = draw(st.integers(0, int(demand.size[i])))
+        rows += [i, i]
+        shares += [(cut, rest), (int(demand.count[i]) - cut, int(demand.size[i]) - rest)]
+    count, size = np.array(shares, dtype=np.int64).reshape(-1, 2).T
+    pieces = replace(demand.take(rows), count=count.copy(), size=size.copy())
+    order = np.array(draw(st.permutations(range(len(rows)))), dtype=np.int64)
+    part = np.array([draw(st.integers(0, 3)) for _ in rows], dtype=np.int64)
+    return [pieces.take(order[part[order] == k]) for k in range(4)]
+
+
+Parted = tuple[Plan, Demand, list[Demand]]
+
+
+@st.composite
+def parted(draw: st.DrawFn, over_routers: bool = False) -> Parted:
+    world, plan = draw(planned_over_routers() if over_routers else planned())
+    demand = heavier(draw, world.demand)
+    return plan, demand, in_parts(draw, demand)
+
+
+def same_numbers(one: object, other: object, *names: str) -> None:
+    for name in names:
+        left, right = np.asarray(getattr(one, name)), np.asarray(getattr(other, name))
+        assert left.dtype == right.dtype, name
+        np.testing.assert_array_equal(left, right, err_msg=name)
+
+
+def grouped(parts: list[Demand], classes: Classes) -> DestinationSets:
+    """The destination sets of all parts, added up as a table: what a log on many machines comes to."""
+    rows = pa.concat_tables(DestinationSets.of(part, classes).table() for part in parts)
+    sums = rows.group_by("destinations").aggregate([("size", "sum"), ("count", "sum")])
+    return DestinationSets.from_table(sums)
+
+
+def check_parts_add_up(case: Parted) -> None:
+    plan, demand, parts = case
+    whole = price(plan, demand)
+    # As bytes and back, as they travel.
+    sums = reduce(add, (Sums.from_bytes(sums_of(plan, part).to_bytes()) for part in parts))
+    held = SetYardstick(plan.overlay, grouped(parts, plan.classes))
+    volume = Volume(sums.events, demand.seconds, demand.factor, demand.tag_filters)
+    together = priced(plan, sums, volume, held)
+    assert together.figures() == whole.figures()
+    assert together.yardstick.bound == whole.yardstick.bound
+    names = {part.name for part in fields(Price)} - {"layout", "yardstick", "given"}
+    for name in ("volume", "hops", "ms"):
+        assert getattr(together, name) == getattr(whole, name)
+    same_numbers(together, whole, *(names - {"volume", "hops", "ms"}))
+
+
+@settings(max_examples=40)
+@given(parted())
+def test_parts_of_a_demand_add_up_to_the_price_of_the_whole_in_every_figure(case: Parted) -> None:
+    check_parts_add_up(case)
+
+
+@settings(max_examples=15)
+@given(parted(over_routers=True))
+def test_parts_add_up_over_routers_too(case: Parted) -> None:
+    check_parts_add_up(case)
+
+
+@settings(max_examples=20)
+@given(planned(), st.randoms(use_true_random=False))
+def test_the_order_of_patterns_changes_no_figure(case: tuple[World, Plan], random: Random) -> None:
+    world, plan = case
+    order = random.sample(range(len(world.demand)), len(world.demand))
+    assert price(plan, world.demand.take(order)).figures() == price(plan, world.demand).figures()
+
+
+@settings(max_examples=40)
+@given(parted())
+def test_tags_are_counted_where_events_are_published_and_where_they_are_wanted(case: Parted) -> None:
+    plan, demand, _ = case
+    published, wanted = [0] * len(plan.overlay), [0] * len(plan.overlay)
+    for i in range(len(demand)):
+        if demand.count[i]:
+            published[demand.publisher[i]] |= int(demand.tags[i])
+            for k in demand[i].tolist():
+                wanted[plan.classes.broker[k]] |= int(demand.tags[i])
+    found = price(plan, demand)
+    assert (found.published.tolist(), found.wanted.tolist()) == (published, wanted)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sets(st.integers(0, 300)), st.integers(0, 9))))
+def test_distinct_destination_sets_are_sorted_by_publisher_then_brokers(
+    rows: list[tuple[int, set[int], int]],
+) -> None:
+    sets = [(root, *sorted(brokers - {root})) for root, brokers, _ in rows]
+    start = np.cumsum([0, *map(len, sets)], dtype=np.int64)
+    node = np.array([broker for row in sets for broker in row], dtype=np.int32)
+    count = np.array([count for _, _, count in rows], dtype=np.int64)
+    made = DestinationSets(start, node, 10 * count, count).distinct()
+    found = [tuple(made.node[made.start[i] : made.start[i + 1]].tolist()) for i in range(len(made))]
+    assert found == sorted(set(sets))
+    by_hand = [sum(row[2] for row, key in zip(rows, sets, strict=True) if key == each) for each in found]
+    assert made.count.tolist() == by_hand
+    assert made.size.tolist() == [10 * each for each in by_hand]
+
+
+def test_a_sampled_bound_is_the_same_however_the_sets_were_added_up() -> None:
+    rng = np.random.default_rng(11)
+    overlay = random_overlay(14, 5, mean_degree=3.0)
+    rows = [Subscription(f"s{i}", f"c{i}", name, sql="x = 1") for i, name in enumerate(overlay.brokers)]
+    classes = Classes.collapse(rows, overlay, SCHEMA.attributes)
+    demand = Demand.of(
+        (int(rng.integers(14)), rng.choice(14, size=int(rng.integers(1, 6)), replace=False).tolist(), 1, 10)
+        for _ in range(300)
+    )
+    parts = [demand.take(rng.permutation(np.arange(k, len(demand), 3))) for k in range(3)]
+    whole = Yardstick(overlay, classes, demand, sample=60)
+    added = SetYardstick(overlay, grouped(parts, classes), sample=60)
+    assert not whole.bound.exact
+    assert (added.bound, added.opt) == (whole.bound, whole.opt)
+    assert added.merged_unicast_ms == whole.merged_unicast_ms
+
+
+def test_a_price_from_sums_alone_has_no_patterns_to_show() -> None:
+    overlay, classes = two_brokers()
+    demand = Demand.of([(0, (1,), 1, 10**9)])
+    plan = flooded(overlay, classes)
+    held = Yardstick(overlay, classes, demand)
+    assert price(plan, demand).demand is demand
+    alone = priced(plan, sums_of(plan, demand), Volume(1), held)
+    with pytest.raises(LookupError, match="patterns were not kept"):
+        _ = alone.demand
 
 
 # ------------------------------------------------------------------------------------- by hand, and empty

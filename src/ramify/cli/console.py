@@ -7,14 +7,25 @@ carried out, with the reason on standard error and never a traceback.
 import sys
 from collections.abc import Callable
 from functools import wraps
-from typing import NoReturn, ParamSpec
+from typing import Any, NoReturn, ParamSpec
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from ramify.errors import RamifyError
 
-__all__ = ["CANNOT", "REJECTED_SHOWN", "SOME_BAD_ROWS", "err", "fail", "friendly", "out", "say"]
+__all__ = [
+    "CANNOT",
+    "REJECTED_SHOWN",
+    "SOME_BAD_ROWS",
+    "err",
+    "fail",
+    "friendly",
+    "out",
+    "plain_table",
+    "say",
+]
 
 REJECTED_SHOWN = 10
 SOME_BAD_ROWS = 1
@@ -50,3 +61,11 @@ def fail(error: RamifyError) -> NoReturn:
 def say(text: str) -> None:
     """One line of markup, never wrapped."""
     out.print(text, highlight=False, soft_wrap=True)
+
+
+def plain_table(*columns: str, **options: Any) -> Table:
+    """Columns apart by two spaces: what fits eighty characters."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold underline", **options)
+    for name in columns:
+        table.add_column(name, no_wrap=True)
+    return table

@@ -1,82 +1,83 @@
-"""The commands about plans: plan, explain, diff, demo."""
+"""The commands about plans: plan, diff, demo."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import pyarrow as pa
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from ramify.cli.app import app
-from ramify.cli.console import err, friendly, out, say
+from ramify.cli.console import err, friendly, out, plain_table, say
+from ramify.cli.explaining import told_row
 from ramify.cli.inputs import (
-    EventLog,
     IdField,
     PublisherField,
     TimeField,
     TimeUnitOption,
     field_mapping,
-    one_event,
-    report_bad,
 )
-from ramify.content.events import Event, EventSchema, batch_to_events, events_to_batch
-from ramify.content.expressions import explain
-from ramify.content.filters import Filter
+from ramify.cli.logs import (
+    AttachmentsOption,
+    EventsOption,
+    KeepOption,
+    Log,
+    LogRequest,
+    OverlayOption,
+    Reading,
+    SchemaOption,
+    SparkOption,
+    SubscriptionsOption,
+    WorkloadOption,
+    sparked,
+)
 from ramify.content.flatten import TimeUnit
-from ramify.content.readers import read_events
-from ramify.content.sql import parse_sql
-from ramify.content.subscriptions import Subscriptions, read_subscriptions
-from ramify.errors import InputError, PlanError
+from ramify.errors import PlanError
 from ramify.network.overlay import Overlay
 from ramify.network.specs import overlay_from
-from ramify.overlay.headers import Kind
-from ramify.overlay.simulator import Simulator, Step
 from ramify.planning.auto import Row
-from ramify.planning.classes import Classes
-from ramify.planning.constraints import read_rules
+from ramify.planning.constraints import Rules, read_rules
 from ramify.planning.diff import diff
-from ramify.planning.plan import Plan
 from ramify.planning.plan_files import read_plan, write_plan
 from ramify.planning.pricing import Price
 from ramify.planning.scheme import Progress as Report
 from ramify.planning.scheme import silent
-from ramify.planning.study import Comparison, Study, compare, prepare, weights_for
+from ramify.planning.splits import Split
+from ramify.planning.study import (
+    SHARES,
+    Comparison,
+    Study,
+    check_request,
+    compare,
+    prepare,
+    weights_for,
+)
+from ramify.planning.tally import Counting, check_tags
+from ramify.planning.windows import Windows
 from ramify.workloads.catalog import workload_from
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 __all__: list[str] = []
 
-_MATCHES_SHOWN = 3
 _REASONS_SHOWN = 3
 _NAME_WIDTH = 20
 _DEMO_PLAN = Path("build/demo-plan.json")
-_WAYS = {
-    Kind.TREE: "",
-    Kind.LEG: "leg to",
-    Kind.NOTE: "notification",
-    Kind.CARRIED: "header tree,",
-    Kind.LIST: "header list,",
-    Kind.COPY: "copy,",
-}
 
 
 @app.command()
 @friendly
 def plan(
-    overlay: Annotated[
-        str, typer.Option(help="A file, or a name such as cloud-regions.")
-    ] = "cloud-regions",
-    workload: Annotated[str | None, typer.Option(help="A built-in workload, such as demo.")] = None,
-    events: Annotated[Path | None, typer.Option(help="Event log: NDJSON, CloudEvents, Parquet.")] = None,
-    subscriptions: Annotated[Path | None, typer.Option(help="Subscriptions, JSON lines.")] = None,
-    attachments: Annotated[
-        Path | None, typer.Option(help="JSON object: publishing client -> broker.")
-    ] = None,
+    overlay: OverlayOption = "cloud-regions",
+    workload: WorkloadOption = None,
+    events: EventsOption = None,
+    subscriptions: SubscriptionsOption = None,
+    attachments: AttachmentsOption = None,
     schemes: Annotated[
         str | None, typer.Option(help="Schemes to try, apart by spaces; see `ramify list`.")
     ] = None,
@@ -85,41 +86,55 @@ def plan(
     ] = "mirror-all",
     rules: Annotated[Path | None, typer.Option(help="JSON: capacities, quotas, residency.")] = None,
     write: Annotated[Path | None, typer.Option("--out", help="Write the chosen plan here.")] = None,
+    tables: Annotated[
+        str | None, typer.Option(help="Write the demand and quarantine tables (Parquet) here.")
+    ] = None,
     seconds: Annotated[float, typer.Option(help="Budget of each scheme that takes one.", min=0.1)] = 20.0,
     sample: Annotated[float, typer.Option(help="Share of all events that the log holds.")] = 1.0,
+    keep: KeepOption = 1.0,
     hours: Annotated[
         float | None, typer.Option(help="Time that the log spans; else from the events' times.")
     ] = None,
     per_filter: Annotated[float, typer.Option(help="Money a month for a stored filter.", min=0)] = 0.0,
     per_matching: Annotated[float, typer.Option(help="Money for a million matchings.", min=0)] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed.", min=0)] = 1,
+    schema: SchemaOption = None,
     id_field: IdField = "id",
     publisher_field: PublisherField = "publisher",
     time_field: TimeField = "time",
     time_unit: TimeUnitOption = TimeUnit.NONE,
+    spark: SparkOption = "local[*]",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Price every way to route a log of events, and keep the cheapest plan."""
+    from ramify.pipeline.failures import doing
+
     graph = overlay_from(overlay)
+    kept = Rules() if rules is None else read_rules(rules, graph)
+    split = Split(SHARES, keep, seed)
     mapping = field_mapping(id_field, publisher_field, time_field, time_unit)
-    given = _given(graph, workload, events, subscriptions, attachments, mapping, seed)
+    request = LogRequest.of(graph, workload, events, subscriptions, attachments, schema, mapping, seed)
+    specs = None if schemes is None else schemes.split()
+    check_request(specs, today, sample, hours)
+    with sparked(spark, as_json) as session, doing("reading the log"):
+        log = request.open(session)
+        windows, reading = _counted(session, graph, log, kept, split, tables)
     study = prepare(
         graph,
-        given.classes,
-        given.batches,
-        given.attachments,
-        publishers=given.publishers,
-        advertisements=given.advertisements,
-        rules=None if rules is None else read_rules(rules, graph),
+        log.classes,
+        windows,
+        log.attachments,
+        publishers=log.publishers,
+        advertisements=log.advertisements,
+        rules=kept,
         sample=sample,
         hours=hours,
-        seed=seed,
     )
     weights = weights_for(study, per_filter, per_matching)
     with _bar(as_json) as report:
         found = compare(
             study,
-            None if schemes is None else schemes.split(),
+            specs,
             today=today,
             weights=weights,
             seconds=seconds,
@@ -127,7 +142,7 @@ def plan(
             progress=report,
         )
     if as_json:
-        print(json.dumps(_summary(study, found), allow_nan=False))
+        print(json.dumps(_summary(study, found) | reading.summary(), allow_nan=False))
     else:
         _show(study, found)
     if found.best is None:
@@ -136,28 +151,23 @@ def plan(
         write_plan(found.best.plan, write)
         if not as_json:
             say(f"plan {found.best.name} written to {write}; see `ramify explain {write} --event ...`")
-    if given.log is not None:
-        report_bad(given.log, given.listed, as_json)
+    reading.report(log, as_json)
 
 
-@app.command(name="explain")
-@friendly
-def explain_event(
-    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")],
-    event: Annotated[str, typer.Option(help="One event as JSON.")],
-    at: Annotated[str | None, typer.Option(help="The broker where it is published.")] = None,
-    publisher_field: PublisherField = "publisher",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Say what a plan does with one event: who gets it and why, which links it crosses, what that costs."""
-    made = read_plan(plan_file)
-    mapping = field_mapping("none", publisher_field, "time", TimeUnit.NONE)
-    given = one_event(event, mapping)
-    told = _told(made, given, at)
-    if as_json:
-        print(json.dumps(told.summary(), allow_nan=False))
-    else:
-        told.show()
+def _counted(
+    spark: "SparkSession", graph: Overlay, log: Log, rules: Rules, split: Split, tables: str | None
+) -> tuple[Windows, Reading]:
+    """The demands of a log, counted on Spark, and what became of its records."""
+    from ramify.pipeline.jobs import write_demand
+    from ramify.pipeline.passes import reckoned
+
+    counting = Counting.of(log.classes, graph, log.attachments, split=split)
+    tags = rules.tags(log.classes.schema)
+    check_tags(tags)
+    with reckoned(spark, log.source, [*log.classes.filters, *tags], counting) as found:
+        if tables is not None:
+            write_demand(found, log.classes, tables)
+        return found.windows(), Reading.of(found)
 
 
 @app.command(name="diff")
@@ -198,70 +208,8 @@ def demo(
     say("\nThe way of one event on the new plan:\n")
     made = read_plan(write)
     batch = next(workload.batches())
-    told = (_told_row(made, batch, row) for row in range(min(batch.num_rows, 200)))
-    next((one for one in told if len(one.steps) > 2), _told_row(made, batch, 0)).show()
-
-
-# ----------------------------------------------------------------------------------------------- inputs
-
-
-@dataclass(slots=True)
-class _Given:
-    """What to plan for, from files or a workload."""
-
-    classes: Classes
-    batches: Iterator[pa.RecordBatch]
-    attachments: Mapping[str, str]
-    publishers: tuple[str, ...] | None
-    advertisements: Mapping[int, list[Filter]] | None
-    log: EventLog | None
-    listed: Subscriptions
-
-
-def _given(
-    graph: Overlay,
-    workload: str | None,
-    events: Path | None,
-    subscriptions: Path | None,
-    attachments: Path | None,
-    mapping: Any,
-    seed: int,
-) -> _Given:
-    if workload is not None:
-        if events is not None or subscriptions is not None:
-            raise InputError("give --workload, or --events with --subscriptions, not both.")
-        made = workload_from(workload, graph, seed)
-        classes = Classes.collapse(made.subscriptions, graph, made.schema.attributes)
-        said: dict[int, list[Filter]] = {}
-        for row in made.advertisements:
-            said.setdefault(graph.index[row.broker], []).append(parse_sql(row.sql, made.schema.attributes))
-        nothing = Subscriptions((), (), ())
-        return _Given(
-            classes, made.batches(), made.attachments, made.publishers, said or None, None, nothing
-        )
-    if events is None or subscriptions is None:
-        raise InputError(
-            "give --events and --subscriptions, or --workload (such as demo; see `ramify list`)."
-        )
-    log = EventLog(read_events(events, mapping=mapping))
-    listed = read_subscriptions(subscriptions, log.schema)
-    classes = Classes.collapse(listed.good, graph, log.schema, listed.filters)
-    attached = {row.client: row.broker for row in listed.good} | _read_attachments(attachments)
-    return _Given(classes, log.batches(), attached, None, None, log, listed)
-
-
-def _read_attachments(path: Path | None) -> dict[str, str]:
-    if path is None:
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}. Check the path.", path=str(path)) from None
-    except ValueError as error:
-        raise InputError(f"not JSON: {error}", path=str(path)) from None
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise InputError('must be a JSON object such as {"shop-1": "aws-us-east-1"}', path=str(path))
-    return found
+    told = (told_row(made, batch, row) for row in range(min(batch.num_rows, 200)))
+    next((one for one in told if len(one.steps) > 2), told_row(made, batch, 0)).show()
 
 
 # ----------------------------------------------------------------------------------------------- output
@@ -319,7 +267,7 @@ def _show(study: Study, found: Comparison) -> None:
 
 
 def _table(found: Comparison) -> Table:
-    table = _plain_table(caption=_caption(found), caption_justify="left")
+    table = plain_table(caption=_caption(found), caption_justify="left")
     table.add_column("scheme", no_wrap=True, width=_NAME_WIDTH)
     widths = {"trees": 5, "cost": 7, "held-out": 8, "$": 7, "gap": 5, "p99 ms": 6, "state": 5}
     for name, width in widths.items():
@@ -341,14 +289,6 @@ def _reference(found: Comparison) -> list[str]:
     gap = held_out / test.yardstick.bound.value if test.yardstick.bound.value else 1.0
     costs = _money(cost * _scale(train)), _money(held_out * _scale(test))
     return ["opt (reference)", "-", *costs, "-", f"{gap:.3f}", "-", "-"]
-
-
-def _plain_table(*columns: str, **options: Any) -> Table:
-    """Columns apart by two spaces: what fits eighty characters."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold underline", **options)
-    for name in columns:
-        table.add_column(name, no_wrap=True)
-    return table
 
 
 def _caption(found: Comparison) -> str:
@@ -435,119 +375,3 @@ def _summary(study: Study, found: Comparison) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------------------------------- explain
-
-
-@dataclass(slots=True)
-class _Told:
-    """What a plan does with one event."""
-
-    plan: Plan
-    event: Event
-    origin: int
-    classes: tuple[int, ...]
-    steps: list[Step]
-    arrival_ms: dict[int, float]
-
-    def show(self) -> None:
-        names = self.plan.overlay.brokers
-        members = [(row, k) for k in self.classes for row in self.plan.classes.members[k]]
-        say(
-            f"Event {self.event.id}, {self.event.size_bytes:,} bytes, published at {names[self.origin]}: "
-            f"{len(members)} subscriptions match, {len(self.steps)} links crossed."
-        )
-        for row, k in members[:_MATCHES_SHOWN]:
-            when = self.arrival_ms.get(k)
-            arrives = "never arrives" if when is None else f"after {when:.0f} ms"
-            out.print(
-                f"\n{row.id} at {row.broker} ({row.client}), {arrives}:", markup=False, highlight=False
-            )
-            out.print(str(explain(self.event, self.plan.classes.filters[k])), markup=False, highlight=False)
-        if len(members) > _MATCHES_SHOWN:
-            others = sorted({row.broker for row, _ in members[_MATCHES_SHOWN:]})
-            say(f"\n... and {len(members) - _MATCHES_SHOWN} more at {', '.join(others)}")
-        table = _plain_table("ms", "from", "to", "by", "bytes", "$/million")
-        for column, width in zip(table.columns, (4, 18, 18, 13, 6, 9), strict=True):
-            column.width, column.overflow = width, "ellipsis"
-        for column in (table.columns[0], *table.columns[4:]):
-            column.justify = "right"
-        for link in self._links():
-            table.add_row(
-                f"{link['at_ms']:.0f}",
-                link["from"],
-                link["to"],
-                link["by"],
-                f"{link['bytes']:,}",
-                f"{1e6 * link['cost']:.4f}",
-            )
-        say("")
-        out.print(table)
-        say(f"${1e6 * self._cost():.4f} for a million such events, headers included")
-
-    def summary(self) -> dict[str, Any]:
-        rows = [(row, k) for k in self.classes for row in self.plan.classes.members[k]]
-        return {
-            "event": self.event.id,
-            "publisher_broker": self.plan.overlay.brokers[self.origin],
-            "matches": [
-                {
-                    "subscription": row.id,
-                    "client": row.client,
-                    "broker": row.broker,
-                    "ms": self.arrival_ms.get(k),
-                    "why": str(explain(self.event, self.plan.classes.filters[k])),
-                }
-                for row, k in rows
-            ],
-            "channels": sorted(
-                {self.plan.channels[c].name for step in self.steps for c in step.header.channels}
-            ),
-            "links": self._links(),
-            "cost": self._cost(),
-        }
-
-    def _links(self) -> list[dict[str, Any]]:
-        overlay = self.plan.overlay
-        rows = []
-        for step in self.steps:
-            a, b = overlay.brokers[step.sender], overlay.brokers[step.receiver]
-            link = overlay.link_between(a, b)
-            per_gb = float(overlay.price[link, int(overlay.ends[link, 0] != step.sender)])
-            size = self.event.size_bytes + len(step.header.encode())
-            rows.append(
-                {
-                    "at_ms": step.at_ms,
-                    "from": a,
-                    "to": b,
-                    "by": f"{_WAYS[step.header.kind]} {self._channels(step)}".strip(),
-                    "bytes": size,
-                    "price_per_gb": per_gb,
-                    "cost": per_gb * size / 1e9,
-                }
-            )
-        return rows
-
-    def _channels(self, step: Step) -> str:
-        return ", ".join(self.plan.channels[c].name for c in step.header.channels)
-
-    def _cost(self) -> float:
-        return float(sum(row["cost"] for row in self._links()))
-
-
-def _told(made: Plan, event: Event, at: str | None) -> _Told:
-    known = {path: value for path, value in event.attributes.items() if path in made.classes.schema}
-    # No filter of the plan asks for an attribute that its schema has not.
-    batch = events_to_batch([replace(event, attributes=known)], EventSchema(dict(made.classes.schema)))
-    return _told_row(made, batch, 0, at)
-
-
-def _told_row(made: Plan, batch: pa.RecordBatch, row: int, at: str | None = None) -> _Told:
-    one = batch.slice(row, 1)
-    (event,) = batch_to_events(one)
-    if at is None and event.publisher is None:
-        raise InputError("the event names no publisher. Say where it is published with --at <broker>.")
-    origin = made.origin_of(at if at is not None else str(event.publisher))
-    simulator = Simulator(made)
-    cell, classes = simulator.pattern_of(one)
-    steps = simulator.publish(origin, cell, classes, event=event.id, size=event.size_bytes)
-    arrival = {k: ms for (_, k), ms in simulator.result.class_ms.items()}
-    return _Told(made, event, origin, classes, steps, arrival)

@@ -21,7 +21,17 @@ from ramify.content.events import RejectReason
 from ramify.content.records import MAX_RECORD_BYTES, Fault, Records, bracket_levels, too_large
 from ramify.errors import InputError
 
-__all__ = ["ArraySplitter", "Source", "array_records", "elements", "lines", "opened", "peeked"]
+__all__ = [
+    "ARRAY_CUT_OFF",
+    "SNIFF_BYTES",
+    "ArraySplitter",
+    "Source",
+    "array_records",
+    "elements",
+    "lines",
+    "opened",
+    "peeked",
+]
 
 Source: TypeAlias = str | os.PathLike[str] | bytes | IO[bytes]
 
@@ -31,13 +41,23 @@ BATCH_BYTES = 64 << 20
 WHITESPACE = b" \t\r\n"
 """What JSON takes for space."""
 
+SNIFF_BYTES = 64 << 10
+"""How much of a file is looked at to tell what it holds."""
+
+ARRAY_CUT_OFF = "the array does not end: the input may have been cut off"
+"""The detail of the fault that stands at the end of an array without one."""
+
 _CHUNK_BYTES = 1 << 20
-_SNIFF_BYTES = 64 << 10
 
 
-def lines(stream: IO[bytes], name: str | None, batch_rows: int) -> Iterator[Records]:
-    """The lines that are not blank, in batches. An oversize line keeps only its first bytes."""
-    return _batched(_line_runs(stream), name, batch_rows)
+def lines(
+    stream: IO[bytes], name: str | None, batch_rows: int, *, inside: bool = False
+) -> Iterator[Records]:
+    """The lines that are not blank, in batches. An oversize line keeps only its first bytes.
+
+    `inside` says that the stream begins inside a file, where a byte order mark is part of its line.
+    """
+    return _batched(_line_runs(stream, inside), name, batch_rows)
 
 
 def elements(stream: IO[bytes], name: str | None, batch_rows: int) -> Iterator[Records]:
@@ -123,8 +143,7 @@ class ArraySplitter:
         if not self.closed:
             if self.tail or self.oversize:
                 yield self._element()
-            fault = RejectReason.NOT_JSON, "the array does not end: the input may have been cut off"
-            yield bytes(self.held), fault
+            yield bytes(self.held), (RejectReason.NOT_JSON, ARRAY_CUT_OFF)
         elif self.junk or self.held:
             yield self.junk, (RejectReason.NOT_JSON, "there is something after the end of the array")
 
@@ -209,9 +228,9 @@ def _element_runs(stream: IO[bytes]) -> Iterator[_Run]:
     yield _Run.of(splitter.finish())
 
 
-def _line_runs(stream: IO[bytes]) -> Iterator[_Run]:
+def _line_runs(stream: IO[bytes], inside: bool) -> Iterator[_Run]:
     tail, skipped, number = b"", b"", 0
-    for chunk in _chunks(stream):
+    for chunk in _chunks(stream, inside):
         parts = chunk.split(b"\n")
         if not skipped:
             parts[0] = tail + parts[0]
@@ -275,8 +294,8 @@ def _batched(runs: Iterable[_Run], name: str | None, batch_rows: int) -> Iterato
         yield Records(raw, numbers or None, first, name, refused)
 
 
-def _chunks(stream: IO[bytes]) -> Iterator[bytes]:
-    first = True
+def _chunks(stream: IO[bytes], inside: bool = False) -> Iterator[bytes]:
+    first = not inside
     while chunk := stream.read(_CHUNK_BYTES):
         if isinstance(chunk, str):
             raise InputError("the file is open as text; open it in binary mode")
@@ -289,7 +308,7 @@ class _Peeked(io.RawIOBase):
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.stream = stream
-        self.head: bytes = stream.read(_SNIFF_BYTES)
+        self.head: bytes = stream.read(SNIFF_BYTES)
 
     def read(self, size: int = -1, /) -> bytes:
         """The head once, then what the stream has."""

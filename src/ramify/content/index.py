@@ -122,6 +122,12 @@ class IndexStore:
         """How many ids have been issued."""
         return self.alive.size
 
+    @property
+    def ids_in_use(self) -> int:
+        """One more than the largest id in use."""
+        used = np.flatnonzero(self.alive.used)
+        return int(used[-1]) + 1 if len(used) else 0
+
     def column_of(self, path: str) -> int:
         """The number of a path's column, new if need be."""
         found = self._columns.get(path)
@@ -215,8 +221,8 @@ class IndexStore:
                 hashed.append(start)
         self._push_keys(np.array(hashes, np.uint64), np.array(hashed, np.int32))
 
-    def index(self) -> Index:
-        """What the kernels read. Valid until the next change."""
+    def index(self, spare: bool = True) -> Index:
+        """What the kernels read, with the spare room behind it or without. Valid until the next change."""
         # classes by column, prefixes first and by length, as the kernel walks a string
         ordered = sorted(self.classes)
         number = {self.classes[place]: k for k, place in enumerate(ordered)}
@@ -224,12 +230,15 @@ class IndexStore:
         kinds, lengths = (np.array([place[k] for place in ordered], np.int64) for k in (1, 2))
         pairs = [(number[g[0]], number[g[1]] if len(g) > 1 else -1) for g in self.groups]
         groups = np.array(pairs, np.int64).reshape(-1, 2)
+        program, postings, heads = (
+            array.data if spare else array.used for array in (self.program, self.postings, self.heads)
+        )
         return Index(
-            self.program.data,
-            self.program.data.view(np.uint8),
-            self.postings.data,
+            program,
+            program.view(np.uint8),
+            postings,
             self.table,
-            self.heads.data,
+            heads,
             starts.astype(np.int64),
             kinds,
             lengths,
@@ -254,6 +263,19 @@ class IndexStore:
         self.postings.replace(swept[: 2 * used])
         self._resize_table()
         self.removed_boxes = 0
+
+    def extent(self) -> tuple[int, ...]:
+        """How many paths, ids, feature classes and groups there are: what `cut_back` goes back to."""
+        return len(self._columns), self.alive.size, len(self.classes), len(self.groups)
+
+    def cut_back(self, extent: tuple[int, ...]) -> None:
+        """Forget the paths, ids, classes and groups since then. No box in use may need them."""
+        paths, ids, classes, groups = extent
+        self.heads.size = 1 + paths
+        self.alive.size = self.first_box.size = ids
+        for named, size in ((self._columns, paths), (self.classes, classes), (self.groups, groups)):
+            while len(named) > size:
+                named.popitem()
 
     def _sweep_programs(self) -> NDArray[np.int64]:
         """Keep the programs of boxes in use. Returns where each old box begins now, or -1."""

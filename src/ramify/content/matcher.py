@@ -33,7 +33,7 @@ from ramify.content.index import IndexStore, Option
 from ramify.content.kernels import Columns, Index, match_rows
 from ramify.errors import InputError
 
-__all__ = ["Matcher", "Matches"]
+__all__ = ["FrozenMatcher", "Matcher", "Matches"]
 
 # Rows per thread below which splitting a batch costs more than it saves.
 _ROWS_PER_THREAD = 2048
@@ -65,6 +65,30 @@ class Matches:
         return np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.ends))
 
 
+@dataclass(frozen=True, slots=True)
+class FrozenMatcher:
+    """An index that no longer changes: what the kernels read, and nothing to add filters with.
+
+    `filters` is one more than the largest id in use, `paths` the attributes that filters look at. Safe for
+    threads, without a lock.
+    """
+
+    index: Index
+    paths: tuple[str, ...]
+    filters: int
+
+    def match(self, batch: pa.RecordBatch, threads: int = 1) -> Matches:
+        """As `Matcher.match`."""
+        columns = bind_columns(batch, self.paths)
+        return _match(self.index, columns, batch.num_rows, self.filters, threads)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the index in bytes."""
+        # `bytes` is the same memory as `words`
+        return sum(array.nbytes for array in self.index) - self.index.bytes.nbytes
+
+
 class Matcher:
     """An index over many filters. See the module."""
 
@@ -87,17 +111,24 @@ class Matcher:
     def extend(self, filters: Iterable[Filter]) -> list[int]:
         """Add filters; returns their ids. Many at once are filed better and faster than one by one."""
         with self._lock:
-            ids: list[int] = []
-            boxes: list[Box] = []
-            owners: list[int] = []
-            for filter_ in filters:
-                ids.append(self._free_ids.pop() if self._free_ids else self._store.new_filter())
-                boxes += filter_.boxes
-                owners += [ids[-1]] * len(filter_.boxes)
-            self._store.activate(ids)
-            self._file(boxes, owners)
-            self._index = None
-            return ids
+            return self._extend(filters)
+
+    def extend_within(self, filters: Iterable[Filter], nbytes: int) -> bool:
+        """Add filters unless the index (without spare room) would grow beyond `nbytes`; says whether.
+
+        If not, the matcher is as before. Cost then: a `compact` more.
+        """
+        with self._lock:
+            extent = self._store.extent()
+            ids = self._extend(filters)
+            if self._frozen().nbytes <= nbytes:
+                return True
+            for id_ in ids:
+                self._store.remove(id_)
+            self._store.sweep()
+            self._store.cut_back(extent)
+            self._free_ids += [id_ for id_ in reversed(ids) if id_ < self._store.filters]
+            return False
 
     def remove(self, id_: int) -> None:
         """Take a filter out. Its boxes leave the index when they have become many."""
@@ -116,6 +147,11 @@ class Matcher:
                 self._index = self._store.index()
             return _match(self._index, columns, batch.num_rows, self._store.filters, threads)
 
+    def frozen(self) -> FrozenMatcher:
+        """The index as it is now, without spare room. It shares arrays: valid until the next change."""
+        with self._lock:
+            return self._frozen()
+
     def compact(self) -> None:
         """Drop what removed filters left behind, now rather than when it has become half of the index."""
         with self._lock:
@@ -126,6 +162,23 @@ class Matcher:
     def nbytes(self) -> int:
         """The memory of the index in bytes, spare room included."""
         return self._store.nbytes
+
+    def _frozen(self) -> FrozenMatcher:
+        store = self._store
+        return FrozenMatcher(store.index(spare=False), tuple(store.paths), store.ids_in_use)
+
+    def _extend(self, filters: Iterable[Filter]) -> list[int]:
+        ids: list[int] = []
+        boxes: list[Box] = []
+        owners: list[int] = []
+        for filter_ in filters:
+            ids.append(self._free_ids.pop() if self._free_ids else self._store.new_filter())
+            boxes += filter_.boxes
+            owners += [ids[-1]] * len(filter_.boxes)
+        self._store.activate(ids)
+        self._file(boxes, owners)
+        self._index = None
+        return ids
 
     def _file(self, boxes: list[Box], owners: list[int]) -> None:
         """Encode boxes and file each where events are expected to find it least often."""

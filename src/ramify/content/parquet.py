@@ -2,14 +2,15 @@
 
 Owns what each column of a file is for, which Arrow types fit which attribute types, the rows that do not
 fit, and the estimate of an event's size. A file that was written from event batches is recognised by its
-columns and comes back as it was.
+columns and comes back as it was. A file is read as a whole (`read_parquet`), where any damage is an error,
+or by the row groups that begin in a range of its bytes (`read_row_groups`), where it costs its rows only.
 """
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ramify.content.events import (
     FIXED_COLUMNS,
     NULLS,
     RESERVED_NAMES,
+    SIZE_BYTES,
     AttributeType,
     Decoded,
     EventSchema,
@@ -34,7 +36,7 @@ from ramify.content.tabulate import PLAIN, FieldMapping
 from ramify.content.timestamps import TimeUnit, parse_timestamps
 from ramify.errors import InputError, SchemaError
 
-__all__ = ["read_parquet"]
+__all__ = ["ColumnsError", "LostRows", "parquet_schema", "read_parquet", "read_row_groups"]
 
 _BATCH_ROWS = 65536
 _TIMESTAMP = AttributeType.TIMESTAMP.arrow
@@ -77,6 +79,99 @@ def read_parquet(
             yield _Columns(layout, nothing, 0, name).decoded()
 
 
+@dataclass(frozen=True, slots=True)
+class LostRows:
+    """Rows that the footer of a file promises and that cannot be read, in place of them."""
+
+    rows: int
+    detail: str
+
+
+class ColumnsError(InputError):
+    """A readable file whose columns cannot make events; `missing` when one is not there."""
+
+    def __init__(self, reason: str, *, path: str | None = None, missing: bool = False) -> None:
+        self.missing = missing
+        super().__init__(reason, path=path)
+
+
+def read_row_groups(
+    source: Source,
+    schema: EventSchema,
+    mapping: FieldMapping = PLAIN,
+    batch_rows: int = _BATCH_ROWS,
+    *,
+    start: int = 0,
+    stop: int | None = None,
+    name: str | None = None,
+    wanted: Collection[str] | None = None,
+) -> Iterator[Decoded | LostRows]:
+    """The rows of the row groups that begin in bytes `start` to `stop` of a file, as `read_parquet` has
+    them. Ranges that cover a file give each of its rows once. Memory: one row group.
+
+    A row group that cannot be read is `LostRows`, and the next one is read. Positions of rejected rows
+    count from the first row of the range, generated ids from that of the file; `name` is for those.
+    `wanted` names the attributes that are asked for: of a file that was written from event batches,
+    others are not read and not checked, and bodies are left out; other files are read whole, since the
+    size of an event is that of all its columns.
+
+    Raises
+    ------
+    InputError
+        When the file is missing or its footer is damaged; `ColumnsError` when it has no usable id column.
+    """
+    with _opened_parquet(source) as (file, own_name):
+        layout = _Layout.of(file.schema_arrow, schema, mapping, None, wanted)
+        first, origin = 0, -1
+        for index in range(file.num_row_groups):
+            group = file.metadata.row_group(index)
+            if start <= _begin(group) and (stop is None or _begin(group) < stop):
+                origin = first if origin < 0 else origin
+                for found in _group(file, index, layout, first, name or own_name, batch_rows):
+                    yield found if isinstance(found, LostRows) else _moved(found, origin)
+            first += group.num_rows
+
+
+def parquet_schema(source: Source, mapping: FieldMapping = PLAIN) -> EventSchema:
+    """The schema that `read_parquet` gives to a file, from its footer alone.
+
+    Raises
+    ------
+    InputError
+        As `read_parquet`.
+    """
+    with _opened_parquet(source) as (file, _):
+        return _Layout.of(file.schema_arrow, None, mapping, None).schema
+
+
+def _begin(group: Any) -> int:
+    """A byte that stands for a row group: that of its first data page, which every writer gives."""
+    return max(0, int(group.column(0).data_page_offset)) if group.num_columns else 0
+
+
+def _group(
+    file: pq.ParquetFile, index: int, layout: "_Layout", first: int, name: str | None, batch_rows: int
+) -> Iterator[Decoded | LostRows]:
+    promised = file.metadata.row_group(index).num_rows
+    done, fault = 0, "it holds fewer rows than its footer says"
+    try:
+        for batch in file.iter_batches(batch_rows, row_groups=[index], columns=layout.read):
+            decoded = _Columns(layout, batch, first + done, name).decoded()
+            done += batch.num_rows
+            yield decoded
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        fault = str(error)
+    if done < promised:
+        detail = f"row group {index} is damaged ({fault}); write or copy the file again"
+        yield LostRows(promised - done, detail)
+
+
+def _moved(decoded: Decoded, origin: int) -> Decoded:
+    if decoded.rejected:
+        decoded.rejected = [replace(r, position=r.position - origin) for r in decoded.rejected]
+    return decoded
+
+
 @contextmanager
 def _opened_parquet(source: Source) -> Iterator[tuple[pq.ParquetFile, str | None]]:
     path: str | None = None
@@ -93,8 +188,8 @@ def _opened_parquet(source: Source) -> Iterator[tuple[pq.ParquetFile, str | None
     try:
         with pq.ParquetFile(opened) as file:
             yield file, name
-    except InputError as error:
-        raise InputError(error.reason, path=path) from None
+    except ColumnsError as error:
+        raise ColumnsError(error.reason, path=path, missing=error.missing) from None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         text = (
             f"not a readable Parquet file ({error}); it may be damaged or cut off: write or copy it again"
@@ -111,36 +206,52 @@ class _Layout:
     kinds: dict[str, AttributeType | None]
     native: bool
     body: str | None
+    read: list[str] | None = None
 
     @classmethod
     def of(
-        cls, columns: pa.Schema, schema: EventSchema | None, mapping: FieldMapping, body: str | None
+        cls,
+        columns: pa.Schema,
+        schema: EventSchema | None,
+        mapping: FieldMapping,
+        body: str | None,
+        wanted: Collection[str] | None = None,
     ) -> "_Layout":
         """Check the columns of a file against what is asked of it."""
         native = set(_OURS) <= set(columns.names)
         reserved = RESERVED_NAMES.intersection(columns.names)
         if reserved and not native:
-            raise InputError(f"the column {min(reserved)!r} has a reserved name; rename it")
+            raise ColumnsError(f"the column {min(reserved)!r} has a reserved name; rename it")
         leaves = list(_leaf_types("", columns))
         twice = [path for path, times in Counter(path for path, _ in leaves).items() if times > 1]
         if twice:
-            raise InputError(f"two columns have the path {twice[0]!r}; rename one")
+            raise ColumnsError(f"two columns have the path {twice[0]!r}; rename one")
         mapping = PLAIN if native else mapping
         skipped = RESERVED_NAMES | {body}
         kinds = {path: _kind(dtype) for path, dtype in leaves if path not in skipped}
-        if mapping.id is not None and kinds.get(mapping.id) not in _NAMES:
-            raise InputError(
-                f"there is no column {mapping.id!r} of strings or integers to be the event id; "
-                "name another id field, or ask for generated ids"
-            )
-        if mapping.publisher is not None and kinds.get(mapping.publisher, _TEXT) not in _NAMES:
-            raise InputError(f"the publisher column {mapping.publisher!r} must hold strings or integers")
+        _check_context(kinds, mapping)
         if body is not None and not any(path == body and _is_bytes(dtype) for path, dtype in leaves):
-            raise InputError(f"there is no column {body!r} of bytes or strings to be the body")
+            raise ColumnsError(
+                f"there is no column {body!r} of bytes or strings to be the body", missing=True
+            )
         hidden = CONTEXT_NAMES | {""}
         if schema is None:
             schema = EventSchema({p: k for p, k in kinds.items() if k is not None and p not in hidden})
-        return cls(mapping, schema, kinds, native, body)
+        if wanted is None or not native:
+            return cls(mapping, schema, kinds, native, body)
+        kinds = {path: kind for path, kind in kinds.items() if path in CONTEXT_NAMES or path in wanted}
+        return cls(mapping, schema, kinds, native, body, [*kinds, SIZE_BYTES, NULLS])
+
+
+def _check_context(kinds: Mapping[str, AttributeType | None], mapping: FieldMapping) -> None:
+    if mapping.id is not None and kinds.get(mapping.id) not in _NAMES:
+        text = (
+            f"there is no column {mapping.id!r} of strings or integers to be the event id; "
+            "name another id field, or ask for generated ids"
+        )
+        raise ColumnsError(text, missing=True)
+    if mapping.publisher is not None and kinds.get(mapping.publisher, _TEXT) not in _NAMES:
+        raise ColumnsError(f"the publisher column {mapping.publisher!r} must hold strings or integers")
 
 
 _TEXT = AttributeType.STRING
@@ -207,7 +318,8 @@ class _Columns:
                 kind = wanted  # straight away: an unsigned integer may fit only here
             values = self._canonical(path, array, kind)
             fitted[path] = values
-            self._weigh(path, values)
+            if not layout.native:
+                self._weigh(path, values)
         context = [self._ids(fitted), self._names(fitted, mapping.publisher), self._times(fitted)]
         columns = [
             self._fit(path, fitted.get(path), layout.kinds.get(path), wanted)
@@ -246,13 +358,14 @@ class _Columns:
         return array
 
     def _array_elements(self, path: str, array: Any, kind: AttributeType) -> Any:
-        elements, parents = _elements_of(array)
+        elements = pc.list_flatten(array)
         if kind is AttributeType.NUMBERS:
-            bad = _marked(self.rows, parents[~_as_mask(pc.is_finite(elements), True)])
-            self._reject(bad, *_not_finite(path))
+            strange = ~_as_mask(pc.is_finite(elements), True)
+            if strange.any():
+                self._reject(_marked(self.rows, _parents(array)[strange]), *_not_finite(path))
         if not elements.null_count:
             return array
-        holed = _marked(self.rows, parents[_as_mask(elements.is_null())])
+        holed = _marked(self.rows, _parents(array)[_as_mask(elements.is_null())])
         self.unreached[path] = holed
         return pc.if_else(pa.array(holed), pa.scalar(None, array.type), array)
 
@@ -338,9 +451,7 @@ class _Columns:
     def _payload(self) -> list[Any]:
         """The reserved columns: as written for a file of ours, estimated otherwise."""
         if self.layout.native:
-            size, body, is_json, nulls = (
-                self.leaves[n].cast(FIXED_COLUMNS.field(n).type) for n in _OURS[3:]
-            )
+            size, body, is_json, nulls = (self._reserved(n) for n in _OURS[3:])
             return [size.fill_null(0), body, is_json.fill_null(False), pc.coalesce(nulls, _NO_PATHS)]
         body = _absent(self.rows, pa.binary())
         if self.layout.body is not None:
@@ -350,14 +461,13 @@ class _Columns:
         nulls = pa.ListArray.from_arrays(offsets, pa.array([], pa.string()))
         return [pa.array(self.size), body, pa.array(np.zeros(self.rows, bool)), nulls]
 
+    def _reserved(self, name: str) -> Any:
+        dtype = FIXED_COLUMNS.field(name).type
+        return self.leaves[name].cast(dtype) if name in self.leaves else _absent(self.rows, dtype)
+
     def _weigh(self, path: str, values: Any) -> None:
         """Add what this column contributes to each row's size."""
-        dtype = values.type
-        if pa.types.is_list(dtype):
-            elements, parents = _elements_of(values)
-            weight = np.bincount(parents, _lengths(elements), self.rows).astype(np.int64)
-        else:
-            weight = _lengths(values)
+        weight = _list_lengths(values) if pa.types.is_list(values.type) else _lengths(values)
         self.size += np.where(_as_mask(values.is_valid()), weight + len(path.encode()), 0)
 
     def _reject(self, mask: Any, reason: RejectReason, detail: str) -> None:
@@ -365,13 +475,24 @@ class _Columns:
             self.faults.setdefault(row, (reason, detail))
 
 
-def _elements_of(lists: Any) -> tuple[Any, Any]:
-    """All elements, and the row of each.
+def _parents(lists: Any) -> Any:
+    """The row of each element.
 
     Not `list_parent_indices`: a null list may hide elements, which it counts and `list_flatten` leaves out.
     """
-    lengths = pc.list_value_length(lists).fill_null(0).to_numpy()
-    return pc.list_flatten(lists), np.repeat(np.arange(len(lists)), lengths)
+    return np.repeat(np.arange(len(lists)), pc.list_value_length(lists).fill_null(0).to_numpy())
+
+
+def _list_lengths(lists: Any) -> Any:
+    """Bytes of the elements of each list; anything where it is null. From offsets alone: O(rows)."""
+    ends = lists.offsets.to_numpy()
+    if not pa.types.is_string(lists.type.value_type):
+        return np.diff(ends).astype(np.int64) * 8
+    texts = lists.values
+    at = (
+        np.frombuffer(texts.buffers()[1], np.int32)[texts.offset :] if len(texts) else np.zeros(1, np.int32)
+    )
+    return np.diff(at[ends]).astype(np.int64)
 
 
 def _lengths(values: Any) -> Any:

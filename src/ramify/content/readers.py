@@ -12,7 +12,9 @@ Every reader yields at least one `Decoded`, so that an empty input has a schema 
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -24,7 +26,15 @@ from ramify.content.parquet import read_parquet
 from ramify.content.records import Records
 from ramify.errors import InputError
 
-__all__ = ["infer_schema", "read_cloudevents", "read_events", "read_ndjson", "read_parquet"]
+__all__ = [
+    "JsonForm",
+    "LogKind",
+    "infer_schema",
+    "read_cloudevents",
+    "read_events",
+    "read_ndjson",
+    "read_parquet",
+]
 
 _BATCH_ROWS = 65536
 
@@ -85,25 +95,15 @@ def read_events(
         or the file cannot be read.
     """
     path = Path(source)
-    suffix = Path(path.stem).suffix if path.suffix.lower() == ".gz" else path.suffix
-    if path.suffix.lower() in (".parquet", ".pq"):
+    kind = LogKind.of(path.name)
+    if kind is None:
+        raise InputError(LogKind.unknown(path.name), path=str(path))
+    if kind.parquet:
         yield from read_parquet(path, schema, mapping, batch_rows)
         return
-    if suffix.lower() not in (".json", ".jsonl", ".ndjson"):
-        raise InputError(
-            f"unknown kind of event log {suffix or 'without a suffix'!r}; "
-            "use .json, .jsonl, .ndjson (each with or without .gz) or .parquet",
-            path=str(path),
-        )
     with opened(path) as (stream, name):
         head, stream = peeked(stream)
-        cut = elements if head.lstrip(WHITESPACE).startswith(b"[") else lines
-        parse: Parser = parse_plain
-        if _looks_like_cloudevents(head):
-            publisher = mapping.publisher
-            parse = cloudevents_parser("source" if publisher in (None, "publisher") else publisher)
-            mapping = PLAIN
-        yield from _decoded(cut(stream, name, batch_rows), parse, schema, mapping)
+        yield from JsonForm.of(head, mapping).read(stream, name, schema, batch_rows)
 
 
 def infer_schema(
@@ -117,6 +117,68 @@ def infer_schema(
         When the file cannot be read.
     """
     return EventSchema.of_batch(next(read_events(source, mapping=mapping, batch_rows=rows)).batch)
+
+
+@dataclass(frozen=True, slots=True)
+class LogKind:
+    """What the name of a file says about it: Parquet or JSON, and whether it is compressed as a whole."""
+
+    parquet: bool
+    gzipped: bool
+
+    @classmethod
+    def of(cls, name: str) -> "LogKind | None":
+        """The kind of a file of this name; None for a suffix that is none of ours."""
+        path = Path(name)
+        gzipped = path.suffix.lower() == ".gz"
+        suffix = (Path(path.stem).suffix if gzipped else path.suffix).lower()
+        if suffix in (".parquet", ".pq") and not gzipped:
+            return cls(parquet=True, gzipped=False)
+        return cls(parquet=False, gzipped=gzipped) if suffix in (".json", ".jsonl", ".ndjson") else None
+
+    @staticmethod
+    def unknown(name: str) -> str:
+        """What to say of a file that is of no kind."""
+        path = Path(name)
+        suffix = Path(path.stem).suffix if path.suffix.lower() == ".gz" else path.suffix
+        return (
+            f"unknown kind of event log {suffix or 'without a suffix'!r}; "
+            "use .json, .jsonl, .ndjson (each with or without .gz) or .parquet"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JsonForm:
+    """What the first bytes of a JSON file say about all of it: one array or lines, and whose records."""
+
+    array: bool
+    parse: Parser
+    mapping: FieldMapping
+
+    @classmethod
+    def of(cls, head: bytes, mapping: FieldMapping) -> "JsonForm":
+        """The form of the file that begins with `head`: `SNIFF_BYTES`, without a byte order mark."""
+        array = head.lstrip(WHITESPACE).startswith(b"[")
+        if not _looks_like_cloudevents(head):
+            return cls(array, parse_plain, mapping)
+        publisher = "source" if mapping.publisher in (None, "publisher") else mapping.publisher
+        return cls(array, cloudevents_parser(publisher), PLAIN)
+
+    def read(
+        self,
+        stream: IO[bytes],
+        name: str | None,
+        schema: EventSchema | None,
+        batch_rows: int = _BATCH_ROWS,
+        *,
+        inside: bool = False,
+    ) -> Iterator[Decoded]:
+        """The records of a stream of this form; `inside` when it begins in the middle of a file."""
+        if self.array:
+            chunks = elements(stream, name, batch_rows)
+        else:
+            chunks = lines(stream, name, batch_rows, inside=inside)
+        yield from _decoded(chunks, self.parse, schema, self.mapping)
 
 
 def _decoded(

@@ -414,7 +414,7 @@ class _Reader:
                 return float(struct.unpack("f", struct.pack("f", float(text)))[0])
             except OverflowError:
                 self.fail(f"{text} does not fit a float", node)
-        number = self.number(text, node, path)
+        number = self.number(text, node, None if kind is exp.DataType.Type.DOUBLE else path)
         bits = _SUFFIX_BITS.get(kind)
         if bits is not None and not (isinstance(number, int) and number < 1 << (bits - 1)):
             self.fail(f"{text} does not fit {bits} bits", node)
@@ -431,7 +431,11 @@ class _Reader:
         return "".join(parts)
 
     def number(self, text: str, node: exp.Expr, path: str | None) -> Number:
-        """A number as Spark compares it: whole ones exactly, unless the schema says double."""
+        """A number as Spark compares it: whole ones exactly, unless the schema says double.
+
+        A fraction that a double rounds away (9007199254740992.5) would equal an integer that it does not
+        equal in Spark: refused unless only doubles can meet it (no path: elements of arrays, and 0.1D).
+        """
         number: Number = math.nan
         if sum(c.isdigit() for c in text) > 38:
             self.fail("a number of more than 38 digits is not allowed", node)
@@ -443,6 +447,13 @@ class _Reader:
             number = float(text)
         if path is not None and self.schema.get(path) is AttributeType.DOUBLE:
             number = _as_double(number)
+        elif (
+            path is not None
+            and isinstance(number, float)
+            and number.is_integer()
+            and "e" not in text.lower()
+        ):
+            self.fail(f"the fraction of {text} is lost in a double: write a whole number", node)
         if not math.isfinite(_as_double(number)):
             self.fail(f"{text} is not a number that fits a double", node)
         return number

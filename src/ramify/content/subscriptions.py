@@ -12,7 +12,7 @@ number and the reason; the others are kept.
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,9 +116,14 @@ class Subscriptions:
 
 
 def read_subscriptions(
-    source: str | Path | Iterable[str], schema: Mapping[str, AttributeType] | None = None
+    source: str | Path | Iterable[str],
+    schema: Mapping[str, AttributeType] | None = None,
+    brokers: Container[str] | None = None,
 ) -> Subscriptions:
-    """Read a JSON-lines file (or its lines). A missing file raises InputError; a bad line never does."""
+    """Read a JSON-lines file (or its lines). A missing file raises InputError; a bad line never does.
+
+    With `brokers`, a subscription at a broker that is not among them is bad.
+    """
     good: list[Subscription] = []
     filters: list[Filter] = []
     bad: list[BadSubscription] = []
@@ -130,6 +135,10 @@ def read_subscriptions(
             subscription = _subscription(row)
             if subscription.id in seen:
                 raise InputError(f"the id was already used on line {seen[subscription.id]}")
+            if brokers is not None and subscription.broker not in brokers:
+                raise InputError(
+                    f"the overlay has no broker {subscription.broker!r}: correct the name or add it"
+                )
             filter_ = subscription.parse(schema)
         except (InputError, FilterError) as error:
             id_ = row.get("id") if isinstance(row, dict) else None

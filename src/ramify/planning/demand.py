@@ -1,8 +1,8 @@
 """Demand: what is published, as far as routing can tell events apart.
 
-Owns the distinct (publisher, cell, matched classes) patterns with counts and bytes, and how batches of
-events are tallied into them, with no row per event kept. Events that match nothing keep a pattern, since
-flooding pays for them too.
+Owns the distinct (publisher, cell, matched classes) patterns with counts and bytes, as arrays that planners
+and the pricer work on. How events become patterns is in `tally`, how patterns are stored in `pattern_rows`.
+Events that match nothing keep a pattern, since flooding pays for them too.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,21 +14,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ramify.content.events import SIZE_BYTES
-from ramify.content.filters import Filter
-from ramify.content.matcher import Matcher
-from ramify.content.space import Grid
-from ramify.errors import InputError
-from ramify.network.overlay import Overlay
 from ramify.network.terminals import TerminalSets
 from ramify.planning.classes import Classes
+from ramify.planning.pattern_rows import class_lists
 
-__all__ = ["MAX_TAGS", "Demand", "Tally", "split_rows", "tally"]
+__all__ = ["MAX_TAGS", "NO_CELL", "Demand"]
 
 MAX_TAGS = 64
 """How many tag filters a demand can keep apart: one bit each."""
 
 NO_CELL = -1
+"""The cell of events where no grid is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +97,39 @@ class Demand:
             _add(sums, (publisher, -1, cell, 0, tuple(sorted(set(classes)))), count, size)
         return _assembled(sums, (), seconds)
 
+    @classmethod
+    def of_rows(
+        cls,
+        rows: pa.Table,
+        *,
+        seconds: float = 0.0,
+        factor: float = 1.0,
+        tag_filters: int = 0,
+        unknown: Mapping[str, int] | None = None,
+    ) -> "Demand":
+        """From pattern rows (`PATTERNS`), in any order; equal patterns are added up.
+
+        Windows and panes are not told apart. No Python per row; O(rows log rows).
+        """
+        merged = _merged(rows)
+        start, classes = class_lists(merged["classes"])
+        clients: Any = merged["client"].combine_chunks().dictionary_encode()
+        return cls(
+            publisher=_numpy(merged["publisher"], np.int32),
+            client=np.asarray(clients.indices.fill_null(-1), dtype=np.int32),
+            cell=_numpy(merged["cell"], np.int32),
+            start=start,
+            classes=classes,
+            count=_numpy(merged["count"], np.int64),
+            size=_numpy(merged["bytes"], np.int64),
+            tags=_numpy(merged["tags"], np.uint64),
+            clients=tuple(clients.dictionary.to_pylist()),
+            seconds=seconds,
+            factor=factor,
+            tag_filters=tag_filters,
+            unknown=dict(unknown or {}),
+        )
+
     def scaled(self, factor: float) -> "Demand":
         """The same patterns, each event standing for `factor` times as many."""
         return replace(self, factor=self.factor * factor)
@@ -145,129 +174,6 @@ _Sums = dict["_Key", list[int]]
 _Key = tuple[int, int, int, int, tuple[int, ...]]
 
 
-class Tally:
-    """Counts batches of events into patterns, a batch at a time.
-
-    Memory grows with the distinct patterns, not with events. A publisher is looked up in `attachments`;
-    where it is not there it may name a broker itself; else the event is left out and counted as unknown.
-    """
-
-    def __init__(
-        self,
-        classes: Classes,
-        overlay: Overlay,
-        attachments: Mapping[str, str],
-        *,
-        grid: Grid | None = None,
-        tags: Sequence[Filter] = (),
-        by_client: bool = False,
-        splits: int = 1,
-    ) -> None:
-        if len(tags) > MAX_TAGS:
-            raise InputError(
-                f"{len(tags)} residency rules; a demand can keep {MAX_TAGS} apart. Merge some."
-            )
-        self._matcher = Matcher([*classes.filters, *tags])
-        self._classes = len(classes)
-        self._tag_filters = len(tags)
-        self._vacant = classes.vacant
-        self._overlay = overlay
-        self._attachments = attachments
-        self._grid = grid
-        self._by_client = by_client
-        self._clients: dict[str, int] = {}
-        self._sums: list[dict[_Key, list[int]]] = [{} for _ in range(splits)]
-        self._times: list[list[int]] = [[] for _ in range(splits)]
-        self._unknown: list[dict[str, int]] = [{} for _ in range(splits)]
-        self._brokers: dict[str, int] = {}
-
-    def add(self, batch: pa.RecordBatch, split: npt.NDArray[np.int64] | None = None) -> None:
-        """Count a batch; `split` says which demand each row belongs to."""
-        found = self._matcher.match(batch)
-        cells = np.full(batch.num_rows, NO_CELL) if self._grid is None else self._grid.locate(batch)
-        names: list[Any] = batch.column("publisher").to_pylist()
-        sizes = np.asarray(batch.column(SIZE_BYTES)).tolist()
-        where = [0] * batch.num_rows if split is None else split.tolist()
-        ends, ids = found.ends.tolist(), found.ids.tolist()
-        for row, name in enumerate(names):
-            broker = self._broker(name)
-            if broker < 0:
-                self._unknown[where[row]][name] = self._unknown[where[row]].get(name, 0) + 1
-                continue
-            classes, tags = self._parted(ids[ends[row] : ends[row + 1]])
-            client = self._clients.setdefault(name, len(self._clients)) if self._by_client else -1
-            _add(self._sums[where[row]], (broker, client, int(cells[row]), tags, classes), 1, sizes[row])
-        self._add_times(batch, split)
-
-    def demands(self) -> tuple[Demand, ...]:
-        """What was counted so far, one demand per split; patterns in sorted order."""
-        parts = zip(self._sums, self._times, self._unknown, strict=True)
-        return tuple(self._demand(*part) for part in parts)
-
-    def together(self) -> Demand:
-        """What was counted so far in all splits, as one demand."""
-        sums: _Sums = {}
-        unknown: dict[str, int] = {}
-        for part in self._sums:
-            for key, (count, size) in part.items():
-                _add(sums, key, count, size)
-        for names in self._unknown:
-            for name, count in names.items():
-                unknown[name] = unknown.get(name, 0) + count
-        return self._demand(sums, [time for times in self._times for time in times], unknown)
-
-    def _demand(self, sums: _Sums, times: list[int], unknown: dict[str, int]) -> Demand:
-        seconds = (max(times) - min(times)) / 1e6 if times else 0.0
-        rows = {key: sums[key] for key in sorted(sums)}
-        made = _assembled(rows, tuple(self._clients), seconds)
-        return replace(made, unknown=dict(unknown), tag_filters=self._tag_filters)
-
-    def _broker(self, name: str) -> int:
-        if name not in self._brokers:
-            at = self._attachments.get(name, name)
-            self._brokers[name] = self._overlay.index.get(at, -1)
-        return self._brokers[name]
-
-    def _parted(self, ids: list[int]) -> tuple[tuple[int, ...], int]:
-        """Classes and tag bits of one event's matches (ids ascend)."""
-        tags = 0
-        while ids and ids[-1] >= self._classes:
-            tags |= 1 << (ids.pop() - self._classes)
-        return tuple(k for k in ids if not self._vacant[k]), tags
-
-    def _add_times(self, batch: pa.RecordBatch, split: npt.NDArray[np.int64] | None) -> None:
-        if "time" not in batch.schema.names or not batch.num_rows:
-            return
-        times = batch.column("time")
-        for k, kept in enumerate(self._times):
-            mine = times if split is None else times.filter(pa.array(split == k))
-            ends: Any = pc.min_max(mine)
-            kept += [_microseconds(ends[end]) for end in ("min", "max") if ends[end].is_valid]
-            kept[:] = [min(kept), max(kept)] if kept else []
-
-
-def tally(
-    batches: Iterable[pa.RecordBatch],
-    classes: Classes,
-    overlay: Overlay,
-    attachments: Mapping[str, str],
-    *,
-    grid: Grid | None = None,
-    tags: Sequence[Filter] = (),
-    by_client: bool = False,
-) -> Demand:
-    """The demand of a stream of batches, as one."""
-    counted = Tally(classes, overlay, attachments, grid=grid, tags=tags, by_client=by_client)
-    for batch in batches:
-        counted.add(batch)
-    return counted.demands()[0]
-
-
-def split_rows(rows: int, shares: Sequence[float], rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """For each row the split it falls in, at random with the given shares (they sum to 1)."""
-    return np.searchsorted(np.cumsum(shares)[:-1], rng.random(rows), side="right").astype(np.int64)
-
-
 def _add(sums: _Sums, key: "_Key", count: int, size: int) -> None:
     both = sums.setdefault(key, [0, 0])
     both[0] += count
@@ -291,6 +197,31 @@ def _assembled(sums: _Sums, clients: tuple[str, ...], seconds: float) -> Demand:
     )
 
 
+_ORDER = ("publisher", "client", "cell", "tags", "classes")
+
+
+def _merged(rows: pa.Table) -> pa.Table:
+    """Distinct patterns in order, with sums. Clients come out sorted, so their numbers are too."""
+    bits: Any = rows["tags"].cast(pa.int64())
+    whole = rows.set_column(rows.schema.get_field_index("tags"), "tags", _as_bits(bits))
+    grouped = whole.group_by(list(_ORDER), use_threads=False).aggregate(
+        [("count", "sum"), ("bytes", "sum")]
+    )
+    grouped = grouped.rename_columns([name.removesuffix("_sum") for name in grouped.column_names])
+    keys: Any = [(name, "ascending") for name in _ORDER]
+    return grouped.take(pc.sort_indices(grouped, sort_keys=keys))
+
+
+def _as_bits(column: Any) -> Any:
+    """Signed numbers as the unsigned ones with the same bits."""
+    chunks = [pa.array(np.asarray(chunk, dtype=np.int64).view(np.uint64)) for chunk in column.chunks]
+    return pa.chunked_array(chunks, pa.uint64())
+
+
+def _numpy(column: Any, dtype: Any) -> npt.NDArray[Any]:
+    return np.ascontiguousarray(column.to_numpy(), dtype=dtype).copy()
+
+
 def _hosts(
     demand: Demand, broker: npt.NDArray[np.int32]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
@@ -309,7 +240,3 @@ def _hosts(
     node[first] = demand.publisher
     node[~first] = pairs % span
     return start, node
-
-
-def _microseconds(value: Any) -> int:
-    return int(value.cast(pa.timestamp("us", tz=value.type.tz)).value)

@@ -1,15 +1,19 @@
 """The pricer: what a plan costs on a demand, by one rule for every scheme.
 
-Owns `price` and the definitions of its figures. A message is one event crossing one link. Payload is
-the event's own size; on the wire a message also has its header (`ramify.overlay.headers` has the form).
-Every figure that is per event is weighted by the events of each pattern. What is computed from the
-counts (stress, state, references) is computed on first use.
+Owns `price`, the sums that a price is made from, and the definitions of its figures. A message is one
+event crossing one link. Payload is the event's own size; on the wire a message also has its header
+(`ramify.overlay.headers` has the form). Every figure that is per event is weighted by the events of each
+pattern. What is computed from the counts (stress, state, references) is computed on first use.
+
+A demand may be priced in parts: `sums_of` each part, add the sums, `priced` the total. All that is added is
+whole numbers, and every figure is computed from the total, so that parts change nothing, to the bit.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from io import BytesIO
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,15 +27,26 @@ from ramify.planning.layout import Layout, layout_of, read_only
 from ramify.planning.plan import Plan
 from ramify.planning.state import State, routing_state
 from ramify.planning.walk import Crossings, Rides, Walker
-from ramify.planning.yardstick import GB, Yardstick
+from ramify.planning.yardstick import GB, References, Yardstick
 
-__all__ = ["MONTH_SECONDS", "Price", "Spread", "price"]
+__all__ = [
+    "MONTH_SECONDS",
+    "Distribution",
+    "Price",
+    "Spread",
+    "Sums",
+    "Volume",
+    "price",
+    "priced",
+    "sums_of",
+]
 
 MONTH_SECONDS = 30 * 86_400.0
 
 Floats = npt.NDArray[np.float64]
 Longs = npt.NDArray[np.int64]
 Ints = npt.NDArray[np.int32]
+Bits = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +60,124 @@ class Spread:
     @classmethod
     def of(cls, values: npt.NDArray[Any], weight: npt.NDArray[Any]) -> "Spread":
         """The 99th percentile is the least value that 99 % of the weight does not exceed."""
-        if not len(values) or not weight.sum():
+        seen = Distribution.of(values, weight)
+        if not len(seen.value):
             return cls(0.0, 0.0, 0.0)
-        order = np.argsort(values, kind="stable")
-        running = np.cumsum(weight[order])
-        at = min(int(np.searchsorted(running, 0.99 * running[-1])), len(values) - 1)
-        heavy = values[weight > 0]
-        return cls(float(np.average(values, weights=weight)), float(values[order][at]), float(heavy.max()))
+        running = np.cumsum(seen.weight)
+        at = min(int(np.searchsorted(running, 0.99 * running[-1])), len(seen.value) - 1)
+        mean = float((seen.value * seen.weight).sum() / running[-1])
+        return cls(mean, float(seen.value[at]), float(seen.value[-1]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Distribution:
+    """Distinct values, ascending, each with how often it was seen: float64 and int64, above 0."""
+
+    value: Floats
+    weight: Longs
+
+    @classmethod
+    def of(cls, values: npt.NDArray[Any], weight: npt.NDArray[Any]) -> Self:
+        """From values in any order, with repeats; those that weigh nothing are left out."""
+        seen = np.flatnonzero(weight)
+        order = seen[np.argsort(values[seen], kind="stable")]
+        ordered = np.asarray(values, dtype=np.float64)[order]
+        first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)])
+        return cls(ordered[first], np.add.reduceat(weight[order], first) if len(first) else _none())
+
+    def __add__(self, other: Self) -> Self:
+        """Both together."""
+        both = np.concatenate((self.value, other.value)), np.concatenate((self.weight, other.weight))
+        return self.of(*both)
+
+    @property
+    def spread(self) -> Spread:
+        """It in three numbers."""
+        return Spread.of(self.value, self.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """What a price needs to know of a demand besides its sums: see `Demand` for the words."""
+
+    events: int
+    seconds: float = 0.0
+    factor: float = 1.0
+    tag_filters: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sums:
+    """What a plan does with some patterns, as numbers that can be added up in any order.
+
+    O(links + brokers + classes + distinct times), however many patterns there were.
+
+    Attributes
+    ----------
+    events               events of the patterns
+    matchings            see `Price`
+    per_arc, legs        int64[3, 2m]: messages, payload and header bytes of each direction of each link;
+                         those of the legs onto trees, which are among them
+    counts               int64[4]: broker duplicates, link duplicates, visits, waste
+    settled              int64[2]: deliveries, undelivered
+    entered              uint64[n]: the tags of all events that were at each broker
+    published, wanted    uint64[n]: of those published there, of those that a class hosted there matches
+    worst_ms             float64[c]: the longest time to each class; -1 where no event came
+    hops, ms             of first arrivals, over (event, destination broker)
+    """
+
+    events: int
+    matchings: int
+    per_arc: Longs
+    legs: Longs
+    counts: Longs
+    settled: Longs
+    entered: Bits
+    published: Bits
+    wanted: Bits
+    worst_ms: Floats
+    hops: Distribution
+    ms: Distribution
+
+    def __add__(self, other: Self) -> Self:
+        """Those of both parts, which must be of the same plan. Neither is changed."""
+        return type(self)(
+            self.events + other.events,
+            self.matchings + other.matchings,
+            self.per_arc + other.per_arc,
+            self.legs + other.legs,
+            self.counts + other.counts,
+            self.settled + other.settled,
+            self.entered | other.entered,
+            self.published | other.published,
+            self.wanted | other.wanted,
+            np.maximum(self.worst_ms, other.worst_ms),
+            self.hops + other.hops,
+            self.ms + other.ms,
+        )
+
+    def to_bytes(self) -> bytes:
+        """Plain arrays in numpy's own form: nothing in it is code."""
+        out = BytesIO()
+        parts = {name: getattr(self, name) for name in _PLAIN}
+        for name in _SEEN:
+            seen: Distribution = getattr(self, name)
+            parts |= {f"{name}_value": seen.value, f"{name}_weight": seen.weight}
+        np.savez(out, allow_pickle=False, **parts)
+        return out.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """What `to_bytes` made."""
+        with np.load(BytesIO(data), allow_pickle=False) as parts:
+            numbers = (int(parts["events"]), int(parts["matchings"]))
+            arrays = (parts[name] for name in _PLAIN[2:])
+            seen = (Distribution(parts[f"{name}_value"], parts[f"{name}_weight"]) for name in _SEEN)
+            return cls(*numbers, *arrays, *seen)
+
+
+_SEEN = ("hops", "ms")
+_PLAIN = tuple(part.name for part in fields(Sums) if part.name not in _SEEN)
 
 
 @dataclass(frozen=True)
@@ -75,11 +201,13 @@ class Price:
     class_ms                  float64[c]: the longest time any event took to each class; -1 where none
                               did
     entered                   uint64[n]: the tags of all events that were at each broker
+    published, wanted         uint64[n]: of those published there, of those that a class hosted there
+                              matches: no plan keeps them out
     """
 
     layout: Layout
-    demand: Demand
-    yardstick: Yardstick
+    volume: Volume
+    yardstick: References
     messages: Longs
     payload: Longs
     wire: Longs
@@ -93,9 +221,19 @@ class Price:
     undelivered: int
     deliveries: int
     class_ms: Floats
-    entered: npt.NDArray[np.uint64]
+    entered: Bits
+    published: Bits
+    wanted: Bits
     hops: Spread
     ms: Spread
+    given: Demand | None = field(default=None, repr=False)
+
+    @property
+    def demand(self) -> Demand:
+        """What was priced, pattern by pattern; `LookupError` where only sums were given: see `volume`."""
+        if self.given is None:
+            raise LookupError("this price was added up from parts; its patterns were not kept")
+        return self.given
 
     @property
     def plan(self) -> Plan:
@@ -167,7 +305,7 @@ class Price:
     @cached_property
     def matchings_per_event(self) -> float:
         """Brokers that match, per event."""
-        return self.matchings / self.demand.events if self.demand.events else 0.0
+        return self.matchings / self.volume.events if self.volume.events else 0.0
 
     @cached_property
     def state(self) -> State:
@@ -197,7 +335,7 @@ class Price:
     @property
     def per_month(self) -> float:
         """Factor from what was counted to 30 days of everything published; 0 when the time is not known."""
-        return self.demand.factor * MONTH_SECONDS / self.demand.seconds if self.demand.seconds > 0 else 0.0
+        return self.volume.factor * MONTH_SECONDS / self.volume.seconds if self.volume.seconds > 0 else 0.0
 
     @cached_property
     def money_per_month(self) -> float | None:
@@ -208,7 +346,7 @@ class Price:
         """All figures as plain numbers, for tables and JSON."""
         used = self.link_stress[self.link_stress > 0]
         return {
-            "events": self.demand.events,
+            "events": self.volume.events,
             "channels": len(self.plan.channels),
             "messages": self.message_count,
             "payload_bytes": int(self.payload.sum()),
@@ -246,24 +384,64 @@ class Price:
         }
 
     def _per_thousand(self, total: Floats) -> Floats:
-        return total * (1_000 / self.demand.events) if self.demand.events else total
+        return total * (1_000 / self.volume.events) if self.volume.events else total
 
 
-def price(plan: Plan, demand: Demand, yardstick: Yardstick | None = None) -> Price:
+def price(plan: Plan, demand: Demand, yardstick: References | None = None) -> Price:
     """Walk every pattern of a demand through a plan. O(hops walked); one pass, compiled.
 
     `yardstick` holds the demand's references; pass the same one for every plan and it is computed once.
     """
+    volume = Volume(demand.events, demand.seconds, demand.factor, demand.tag_filters)
+    held = yardstick or Yardstick(plan.overlay, plan.classes, demand)
+    return priced(plan, sums_of(plan, demand), volume, held, demand)
+
+
+def sums_of(plan: Plan, demand: Demand) -> Sums:
+    """The walk alone. However a demand is cut into parts, their sums add up to those of the whole."""
     layout = layout_of(plan)
-    sums = _Sums(layout, demand)
+    account = _Account(layout, demand)
     walker = Walker(layout)
     for rides in walker.chunks(demand):
-        sums.add(rides, walker.cross(demand, rides))
-    return sums.price(yardstick or Yardstick(plan.overlay, plan.classes, demand))
+        account.add(rides, walker.cross(demand, rides))
+    return account.sums()
 
 
-class _Sums:
-    """What the chunks of a walk add up to."""
+def priced(
+    plan: Plan, sums: Sums, volume: Volume, yardstick: References, demand: Demand | None = None
+) -> Price:
+    """The price that sums come to. `demand` is kept with it where there is one."""
+    messages, payload, header = sums.per_arc.reshape(3, -1, 2)
+    broker_duplicates, link_duplicates, visits, waste = sums.counts.tolist()
+    deliveries, undelivered = sums.settled.tolist()
+    return Price(
+        layout=layout_of(plan),
+        volume=volume,
+        yardstick=yardstick,
+        messages=messages,
+        payload=payload,
+        wire=payload + header,
+        leg_messages=sums.legs[0].reshape(-1, 2),
+        leg_payload=sums.legs[1].reshape(-1, 2),
+        matchings=sums.matchings,
+        broker_duplicates=broker_duplicates,
+        link_duplicates=link_duplicates,
+        visits=visits,
+        waste=waste,
+        deliveries=deliveries,
+        undelivered=undelivered,
+        class_ms=sums.worst_ms,
+        entered=sums.entered,
+        published=sums.published,
+        wanted=sums.wanted,
+        hops=sums.hops.spread,
+        ms=sums.ms.spread,
+        given=demand,
+    )
+
+
+class _Account:
+    """What the chunks of a walk add up to, with the working memory of the kernels."""
 
     def __init__(self, layout: Layout, demand: Demand) -> None:
         self._layout = layout
@@ -356,33 +534,38 @@ class _Sums:
             self._settled,
         )
 
-    def price(self, yardstick: Yardstick) -> Price:
-        messages, payload, header = self._per_arc.reshape(3, -1, 2)
+    def sums(self) -> Sums:
         weight = np.repeat(self._demand.count, np.diff(self._out_start))
         reached = self._out_ms >= 0
-        broker_duplicates, link_duplicates, visits, waste = self._counts.tolist()
-        deliveries, undelivered = self._settled.tolist()
-        return Price(
-            layout=self._layout,
-            demand=self._demand,
-            yardstick=yardstick,
-            messages=messages,
-            payload=payload,
-            wire=payload + header,
-            leg_messages=self._legs[0].reshape(-1, 2),
-            leg_payload=self._legs[1].reshape(-1, 2),
+        published, wanted = self._unavoidable()
+        return Sums(
+            events=self._demand.events,
             matchings=self._matchings,
-            broker_duplicates=broker_duplicates,
-            link_duplicates=link_duplicates,
-            visits=visits,
-            waste=waste,
-            deliveries=deliveries,
-            undelivered=undelivered,
-            class_ms=self._worst_ms,
+            per_arc=self._per_arc,
+            legs=self._legs,
+            counts=self._counts,
+            settled=self._settled,
             entered=self._entered,
-            hops=Spread.of(self._out_hops[reached], weight[reached]),
-            ms=Spread.of(self._out_ms[reached], weight[reached]),
+            published=published,
+            wanted=wanted,
+            worst_ms=self._worst_ms,
+            hops=Distribution.of(self._out_hops[reached], weight[reached]),
+            ms=Distribution.of(self._out_ms[reached], weight[reached]),
         )
+
+    def _unavoidable(self) -> tuple[Bits, Bits]:
+        """Per broker the tags of what is published there, and of what a class hosted there matches."""
+        demand, host = self._demand, self._layout.tables.host
+        published, wanted = np.zeros((2, len(self._entered)), dtype=np.uint64)
+        tags = np.where(demand.count > 0, demand.tags, np.uint64(0))
+        if tags.any():
+            np.bitwise_or.at(published, demand.publisher, tags)
+            np.bitwise_or.at(wanted, host[demand.classes], np.repeat(tags, np.diff(demand.start)))
+        return published, wanted
+
+
+def _none() -> Longs:
+    return np.zeros(0, dtype=np.int64)
 
 
 def _ratio(value: float, reference: float) -> float:

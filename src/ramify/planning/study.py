@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from ramify.content.filters import Filter
 from ramify.errors import InputError
@@ -20,16 +19,17 @@ from ramify.planning.catalog import MAIN, SCHEMES, make_plan, scheme_from
 from ramify.planning.check import check
 from ramify.planning.classes import Classes
 from ramify.planning.constraints import Rules, broken
-from ramify.planning.demand import Demand, Tally, split_rows
+from ramify.planning.demand import Demand
 from ramify.planning.plan_files import read_plan
 from ramify.planning.pricing import MONTH_SECONDS, Price, price
 from ramify.planning.problem import Problem
 from ramify.planning.scheme import Progress, silent
+from ramify.planning.windows import Windows
 from ramify.planning.yardstick import Yardstick
 
-__all__ = ["DEFAULT_SHARES", "Comparison", "Study", "compare", "prepare", "weights_for"]
+__all__ = ["SHARES", "Comparison", "Study", "check_request", "compare", "prepare", "weights_for"]
 
-DEFAULT_SHARES = (0.5, 0.25, 0.25)
+SHARES = (0.5, 0.25, 0.25)
 """Training, validation, test."""
 
 FEWEST_EVENTS = 40
@@ -95,10 +95,26 @@ class Comparison:
         return self.saving * self.weights.score(self.today.test) * self.today.test.per_month
 
 
+def check_request(
+    specs: Sequence[str] | None, today: str, sample: float = 1.0, hours: float | None = None
+) -> None:
+    """Refuse what can be seen to be wrong before any event is read. Raises `InputError`."""
+    _check_scale(sample, hours)
+    if specs is not None and not specs:
+        raise InputError("no scheme is named. Choose some of `ramify list`, or auto for all.")
+    for spec in specs or ():
+        if spec != "auto":
+            scheme_from(spec)
+    if _is_file(today):
+        read_plan(today)
+    else:
+        scheme_from(today)
+
+
 def prepare(
     overlay: Overlay,
     classes: Classes,
-    batches: Iterable[pa.RecordBatch],
+    windows: Windows,
     attachments: Mapping[str, str],
     *,
     publishers: Iterable[str] | None = None,
@@ -106,26 +122,15 @@ def prepare(
     rules: Rules | None = None,
     sample: float = 1.0,
     hours: float | None = None,
-    shares: Sequence[float] = DEFAULT_SHARES,
-    seed: int = 0,
 ) -> Study:
-    """Tally a log into three windows. One pass, memory for the distinct patterns only.
+    """A study of what was counted: `windows` are training, validation and test (`SHARES`).
 
     `sample` is the share of all published events that the log holds; `hours` the time it spans, where the
-    events' own times do not tell. `InputError` when the log has no usable event.
+    events' own times do not tell. The events must have been held against the rules' tags. `InputError` when
+    there is no usable event.
     """
-    if not 0 < sample <= 1:
-        raise InputError(f"sample = {sample}. Allowed: above 0, at most 1: the share of events in the log.")
-    if hours is not None and not 0 < hours < np.inf:
-        raise InputError(f"hours = {hours}. Allowed: a number above 0.")
-    kept = rules or Rules()
-    tags = kept.tags(classes.schema)
-    counted = Tally(classes, overlay, attachments, tags=tags, splits=len(shares))
-    rng = np.random.default_rng([seed, 17])
-    for batch in batches:
-        counted.add(batch, split_rows(batch.num_rows, shares, rng))
-    windows = counted.demands()
-    whole = counted.together()
+    _check_scale(sample, hours)
+    whole = windows.whole
     if not whole.events:
         unknown = sum(whole.unknown.values())
         raise InputError(
@@ -134,16 +139,17 @@ def prepare(
             + " Name the publishers' brokers, or give another log."
         )
     seconds = hours * 3600 if hours is not None else whole.seconds
-    held_back = whole.events >= FEWEST_EVENTS and all(window.events for window in windows)
-    chosen = windows if held_back else (whole,) * len(shares)
-    scaled = [
-        replace(window, seconds=seconds, factor=whole.events / window.events / sample) for window in chosen
-    ]
-    problem = Problem.of(
-        overlay, classes, scaled[0], attachments, publishers=publishers, advertisements=advertisements
+    held_back = whole.events >= FEWEST_EVENTS and all(window.events for window in windows.parts)
+    chosen = windows.parts if held_back else (whole,) * len(windows.parts)
+    training, validation, test = (
+        replace(window, seconds=seconds, factor=whole.factor * whole.events / window.events / sample)
+        for window in chosen
     )
-    log = replace(whole, seconds=seconds, factor=1 / sample)
-    return Study(problem, scaled[1], scaled[2], log, kept, whole.unknown, whole.events, held_back)
+    problem = Problem.of(
+        overlay, classes, training, attachments, publishers=publishers, advertisements=advertisements
+    )
+    log = replace(whole, seconds=seconds, factor=whole.factor / sample)
+    return Study(problem, validation, test, log, rules or Rules(), whole.unknown, whole.events, held_back)
 
 
 def compare(
@@ -160,8 +166,7 @@ def compare(
 
     `seconds` is the budget of each scheme that takes one. Every plan that is priced has passed `check`.
     """
-    if specs is not None and not specs:
-        raise InputError("no scheme is named. Choose some of `ramify list`, or auto for all.")
+    check_request(specs, today)
     keeps = _keeper(study)
     counted = weights or Weights()
     now = _today(study, today, counted, seconds, seed, keeps)
@@ -184,6 +189,13 @@ def compare(
     rows = tuple(replace(row, name=asked[row.name]) for row in outcome.rows)
     best = min((row for row in (now, *rows) if row.allowed), key=lambda row: row.score, default=None)
     return Comparison(rows, now, best, counted)
+
+
+def _check_scale(sample: float, hours: float | None) -> None:
+    if not 0 < sample <= 1:
+        raise InputError(f"sample = {sample}. Allowed: above 0, at most 1: the share of events in the log.")
+    if hours is not None and not 0 < hours < np.inf:
+        raise InputError(f"hours = {hours}. Allowed: a number above 0.")
 
 
 def _keeper(study: Study) -> Callable[[Price], list[str]]:

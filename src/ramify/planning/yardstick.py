@@ -4,15 +4,22 @@ Owns the lower bound (no plan that pays per link crossed can beat it), the per-e
 `opt`, and the merged unicast routes. All are computed on the graph where money accrues: the underlay
 when it is modelled, else the overlay. Each is computed on first use and kept.
 
+They need no more of a demand than its distinct destination sets with their bytes and events. These come
+from a demand (`Yardstick`), or as they are (`SetYardstick`), as of a log whose patterns are too many for
+one memory. Either way the sets are taken in one order, so the same sets give the same figures to the bit.
+
 `opt` and the merged unicast routes are reference prices, not plans: a heuristic tree per distinct
 destination set, and shortest paths merged per event.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from ramify.compiled import compiled
 from ramify.network.distances import all_pairs
@@ -24,7 +31,7 @@ from ramify.network.underlay import Underlay
 from ramify.planning.classes import Classes
 from ramify.planning.demand import Demand
 
-__all__ = ["Bound", "Yardstick", "steiner_costs"]
+__all__ = ["Bound", "DestinationSets", "References", "SetYardstick", "Yardstick", "steiner_costs"]
 
 GB = 1e9
 SAMPLED_SETS = 20_000
@@ -56,21 +63,72 @@ class Bound:
         return self.certified == self.sets
 
 
-@dataclass(frozen=True)
-class Yardstick:
-    """References for one demand. `overlay` must be `charged()`; `sample` caps the sets of the bound."""
+@dataclass(frozen=True, slots=True)
+class DestinationSets:
+    """Who must get what: compressed rows of brokers, the publisher's first and the others ascending.
+
+    `size` and `count` are int64: the payload bytes and the events of each set.
+    """
+
+    start: npt.NDArray[np.int64]
+    node: npt.NDArray[np.int32]
+    size: npt.NDArray[np.int64]
+    count: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        """How many sets there are."""
+        return len(self.start) - 1
+
+    @classmethod
+    def of(cls, demand: Demand, classes: Classes) -> Self:
+        """Those of a demand, distinct."""
+        rows = demand.destinations(classes)
+        return cls(rows.start, rows.node, demand.size, demand.count).distinct()
+
+    def distinct(self) -> Self:
+        """Equal sets added up, sorted by publisher, then brokers. O(brokers in sets), no loop per set."""
+        summed = self.table().group_by("destinations", use_threads=False)
+        return self.from_table(summed.aggregate([("size", "sum"), ("count", "sum")]))
+
+    def table(self) -> pa.Table:
+        """One row per set: its brokers as big-endian int32, which sort as bytes do, its size, its count."""
+        brokers, ends = self.node.astype(">i4").tobytes(), (4 * self.start).tobytes()
+        buffers = [None, pa.py_buffer(ends), pa.py_buffer(brokers)]
+        sets: Any = pa.Array.from_buffers(pa.large_binary(), len(self), buffers)
+        return pa.table({"destinations": sets, "size": self.size, "count": self.count})
+
+    @classmethod
+    def from_table(cls, rows: pa.Table) -> Self:
+        """From distinct rows (brokers, size, count) in any order; the names of columns do not matter."""
+        named = rows.rename_columns(["destinations", "size", "count"]).sort_by("destinations")
+        column: Any = named.column("destinations").cast(pa.large_binary()).combine_chunks()
+        _, ends, brokers = column.buffers()
+        if not len(column):
+            return cls(np.zeros(1, np.int64), np.zeros(0, np.int32), *np.zeros((2, 0), np.int64))
+        first = np.frombuffer(ends, dtype=np.int64)[column.offset : column.offset + len(column) + 1]
+        node = np.frombuffer(brokers, dtype=">i4")[first[0] // 4 : first[-1] // 4]
+        size, count = (named.column(name).to_numpy() for name in ("size", "count"))
+        return cls((first - first[0]) // 4, node.astype(np.int32), size, count)
+
+
+class References(ABC):
+    """What distinct destination sets cost at best. Its two kinds say where the sets come from."""
 
     overlay: Overlay
-    classes: Classes
-    demand: Demand
-    sample: int = SAMPLED_SETS
-    seed: int = 0
+    sample: int
+    seed: int
+
+    @property
+    @abstractmethod
+    def destinations(self) -> DestinationSets:
+        """The distinct destination sets, in the order of `DestinationSets.distinct`."""
 
     @cached_property
     def sets(self) -> TerminalSets:
-        """The distinct destination sets that leave their broker, weighted by payload bytes."""
-        merged, _ = self.demand.destinations(self.classes).distinct()
-        return merged.take(np.flatnonzero(np.diff(merged.start) > 1))
+        """Those that leave their broker, weighted by payload bytes."""
+        given = self.destinations
+        every = TerminalSets(given.start, given.node, given.size.astype(np.float64))
+        return every.take(np.flatnonzero(np.diff(given.start) > 1))
 
     @cached_property
     def opt(self) -> float:
@@ -89,13 +147,9 @@ class Yardstick:
     @cached_property
     def merged_unicast_ms(self) -> float:
         """Latency summed over the links of each event's merged shortest routes, over all events."""
-        sets = self.demand.destinations(self.classes)
-        sets = TerminalSets(sets.start, sets.node, self.demand.count.astype(np.float64))
-        merged, _ = sets.distinct()
-        below = self.overlay.underlay
-        order = np.argsort(merged.node[merged.start[:-1]], kind="stable")
-        merged = merged.take(order)
-        return _merged_over_underlay(below, merged) if below is not None else _merged(self.overlay, merged)
+        given, below = self.destinations, self.overlay.underlay
+        sets = TerminalSets(given.start, given.node, given.count.astype(np.float64))
+        return _merged_over_underlay(below, sets) if below is not None else _merged(self.overlay, sets)
 
     def _bounds(self, sets: TerminalSets) -> npt.NDArray[np.float64]:
         below = self.overlay.underlay
@@ -131,6 +185,40 @@ class Yardstick:
     @cached_property
     def _tree_costs(self) -> npt.NDArray[np.float64]:
         return steiner_costs(self.overlay, self.sets)
+
+
+@dataclass(frozen=True)
+class Yardstick(References):
+    """References for one demand. `overlay` must be `charged()`; `sample` caps the sets of the bound."""
+
+    overlay: Overlay
+    classes: Classes
+    demand: Demand
+    sample: int = SAMPLED_SETS
+    seed: int = 0
+
+    @cached_property
+    def destinations(self) -> DestinationSets:
+        """Those of the demand."""
+        return DestinationSets.of(self.demand, self.classes)
+
+
+@dataclass(frozen=True)
+class SetYardstick(References):
+    """References for sets that were added up elsewhere: distinct, in the order of `distinct`.
+
+    They equal those of a demand that has the same sets, to the bit. `overlay` and `sample` as above.
+    """
+
+    overlay: Overlay
+    given: DestinationSets
+    sample: int = SAMPLED_SETS
+    seed: int = 0
+
+    @property
+    def destinations(self) -> DestinationSets:
+        """Those given."""
+        return self.given
 
 
 def steiner_costs(overlay: Overlay, sets: TerminalSets) -> npt.NDArray[np.float64]:

@@ -47,6 +47,9 @@ BLOCK_EVENTS = 8_192
 FIRST_EVENT_TIME_US = 1_767_225_600_000_000
 """When event 0 happens: 2026-01-01T00:00:00Z, in microseconds since 1970."""
 
+LAST_EVENT_TIME_US = 253_402_300_799_999_999
+"""No event happens later: the end of the year 9999, the last that logs and filters can name."""
+
 REPORT_EVENTS = 10_000
 """How many events at most are looked at for `Workload.report`."""
 
@@ -122,13 +125,14 @@ class Workload:
         Raises
         ------
         InputError
-            When the range is not within the workload.
+            When the range is not within the workload, or an event would happen after the year 9999.
         """
         if start < 0 or count < 0 or start + count > self.event_count:
             raise InputError(
                 f"events {start} to {start + count - 1} are not all in workload {self.name}: it has "
                 f"{self.event_count}, numbered from 0. Ask for a range within, or make it with more events."
             )
+        _check_time(start + count - 1, self.params.events_per_second)
         key = _key(self.seed, self.name, "events")
         blocks = range(start // BLOCK_EVENTS, max(start + count - 1, start) // BLOCK_EVENTS + 1)
         parts = [self._part_of_block(key, block, start, start + count) for block in blocks]
@@ -225,9 +229,19 @@ def _concatenated(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _ids(name: str, seed: int, number: npt.NDArray[np.int64]) -> Column:
+    """Names from the numbers, which have eight digits, or more where they need them: never cut."""
     digits: Any = pc.utf8_lpad(column(number).cast(pa.string()), width=8, padding="0")
     prefix: Any = f"{name}-{seed}"
     return cast("Column", pc.binary_join_element_wise(prefix, digits, "-"))
+
+
+def _check_time(last: int, events_per_second: float) -> None:
+    """Refuse an event beyond the calendar: its time would not fit, or could not be written down."""
+    if FIRST_EVENT_TIME_US + last * (1e6 / events_per_second) > LAST_EVENT_TIME_US:
+        raise InputError(
+            f"event {last} would happen after the year 9999 at {events_per_second:g} events per second. "
+            "Give a higher rate, or ask for fewer events."
+        )
 
 
 def _times(number: npt.NDArray[np.int64], events_per_second: float) -> Column:

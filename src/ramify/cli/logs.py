@@ -1,0 +1,266 @@
+"""Logs of events as commands get them: where they are, what they are counted for, what was wrong.
+
+Owns the options that commands on logs share, the step from options to a source of the pipeline, and the
+report of rows that could not be used. Spark is imported, and started, only when a command asks for it.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ramify.cli.console import REJECTED_SHOWN, SOME_BAD_ROWS, err
+from ramify.content.events import EventSchema
+from ramify.content.filters import Filter
+from ramify.content.flatten import FieldMapping
+from ramify.content.sql import parse_sql
+from ramify.content.subscriptions import Subscriptions, read_subscriptions
+from ramify.errors import InputError
+from ramify.network.overlay import Overlay
+from ramify.planning.classes import Classes
+from ramify.workloads.catalog import workload_from
+from ramify.workloads.workload import Workload
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from ramify.pipeline.passes import Reckoned, Totals
+    from ramify.pipeline.sources import Source
+
+__all__ = [
+    "AttachmentsOption",
+    "EventsOption",
+    "KeepOption",
+    "Log",
+    "LogRequest",
+    "OverlayOption",
+    "Reading",
+    "SchemaOption",
+    "SparkOption",
+    "SubscriptionsOption",
+    "WorkloadOption",
+    "generated_log",
+    "log_files",
+    "read_attachments",
+    "sparked",
+]
+
+OverlayOption = Annotated[str, typer.Option(help="A file, or a name such as cloud-regions.")]
+WorkloadOption = Annotated[str | None, typer.Option(help="A built-in workload, such as demo.")]
+EventsOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Event log: files, directories, globs or URLs; NDJSON, CloudEvents, Parquet."),
+]
+SubscriptionsOption = Annotated[Path | None, typer.Option(help="Subscriptions, JSON lines.")]
+AttachmentsOption = Annotated[Path | None, typer.Option(help="JSON object: publishing client -> broker.")]
+SchemaOption = Annotated[
+    Path | None, typer.Option(help="JSON object: attribute -> type; else it is inferred.")
+]
+SparkOption = Annotated[
+    str, typer.Option(help="Where Spark runs: local[*], spark://host:port, sc://host:port, yarn, k8s://...")
+]
+KeepOption = Annotated[float, typer.Option(help="Share of the log to look at, by a hash of event ids.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Events and who wants them.
+
+    `listed` are the subscriptions as they were read, `misplaced` the attachments that cannot be used.
+    """
+
+    source: "Source"
+    classes: Classes
+    attachments: Mapping[str, str]
+    publishers: tuple[str, ...] | None = None
+    advertisements: Mapping[int, list[Filter]] | None = None
+    listed: Subscriptions = field(default_factory=lambda: Subscriptions((), (), ()))
+    misplaced: tuple[str, ...] = ()
+
+
+@contextmanager
+def sparked(url: str, quiet: bool) -> Iterator["SparkSession"]:
+    """A Spark session, with a word on the terminal while it starts."""
+    from ramify.pipeline.session import spark_session
+
+    shown = err.is_terminal and not quiet
+    with err.status("starting Spark") if shown else nullcontext() as status, spark_session(url) as spark:
+        if status is not None:
+            status.update("reading events")
+        yield spark
+
+
+@dataclass(frozen=True, slots=True)
+class LogRequest:
+    """A log that options ask for, as far as it can be checked without reading an event."""
+
+    overlay: Overlay
+    mapping: FieldMapping
+    workload: Workload | None = None
+    events: tuple[str, ...] = ()
+    subscriptions: Path = Path()
+    schema: EventSchema | None = None
+    attachments: Mapping[str, str] = field(default_factory=dict)
+    misplaced: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        overlay: Overlay,
+        workload: str | None,
+        events: list[str] | None,
+        subscriptions: Path | None,
+        attachments: Path | None,
+        schema: Path | None,
+        mapping: FieldMapping,
+        seed: int,
+    ) -> "LogRequest":
+        """A built-in workload, or files with subscriptions."""
+        if workload is not None:
+            if events or subscriptions is not None:
+                raise InputError("give --workload, or --events with --subscriptions, not both.")
+            return cls(overlay, mapping, workload_from(workload, overlay, seed))
+        if not events or subscriptions is None:
+            raise InputError(
+                "give --events and --subscriptions, or --workload (such as demo; see `ramify list`)."
+            )
+        if not subscriptions.is_file():
+            raise InputError("there is no such file of subscriptions", path=str(subscriptions))
+        types = None if schema is None else _read_schema(schema)
+        attached, misplaced = read_attachments(attachments, overlay)
+        return cls(overlay, mapping, None, tuple(events), subscriptions, types, attached, misplaced)
+
+    def open(self, spark: "SparkSession") -> Log:
+        """Look at the files, and read the subscriptions with the types that their events have."""
+        if self.workload is not None:
+            return generated_log(self.workload, self.overlay)
+        source = log_files(spark, self.events, self.schema, self.mapping)
+        types = source.schema.attributes
+        listed = read_subscriptions(self.subscriptions, types, self.overlay.index)
+        classes = Classes.collapse(listed.good, self.overlay, types, listed.filters)
+        places = {row.client: row.broker for row in listed.good} | dict(self.attachments)
+        return Log(source, classes, places, listed=listed, misplaced=self.misplaced)
+
+
+def generated_log(made: Workload, overlay: Overlay) -> Log:
+    """The events of a built-in workload, drawn where they are counted."""
+    from ramify.pipeline.generated import Generated
+
+    said: dict[int, list[Filter]] = {}
+    for row in made.advertisements:
+        said.setdefault(overlay.index[row.broker], []).append(parse_sql(row.sql, made.schema.attributes))
+    classes = Classes.collapse(made.subscriptions, overlay, made.schema.attributes)
+    return Log(Generated.of(made), classes, made.attachments, made.publishers, said or None)
+
+
+def log_files(
+    spark: "SparkSession", events: Sequence[str], schema: EventSchema | None, mapping: FieldMapping
+) -> "Source":
+    """Files of events; attributes whose type differs between files are told on standard error."""
+    from ramify.pipeline.files import Files
+
+    files = Files.of(spark, events, schema, mapping)
+    for conflict in files.conflicts[:REJECTED_SHOWN]:
+        err.print(
+            f"attribute {conflict.attribute!r} is {conflict.used} in most files but {conflict.other} in "
+            f"{conflict.file}: such rows are not used. --schema can say which it is.",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+    return files
+
+
+def read_attachments(path: Path | None, overlay: Overlay) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Client -> broker, and a sentence for every entry that names a broker the overlay has not."""
+    if path is None:
+        return {}, ()
+    found = _json_object(path, '{"shop-1": "aws-us-east-1"}')
+    good = {client: broker for client, broker in found.items() if broker in overlay.index}
+    bad = (
+        f"{path}: client {client!r} is attached to {broker!r}, which overlay {overlay.name} has not"
+        for client, broker in found.items()
+        if broker not in overlay.index
+    )
+    return good, tuple(bad)
+
+
+def _read_schema(path: Path) -> EventSchema:
+    return EventSchema(_json_object(path, '{"price": "double"}'))  # type: ignore[arg-type]  # checked there
+
+
+def _json_object(path: Path, example: str) -> dict[str, str]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}. Check the path.", path=str(path)) from None
+    except ValueError as error:
+        raise InputError(f"not JSON: {error}", path=str(path)) from None
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise InputError(f"must be a JSON object such as {example}", path=str(path))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What became of a log's records: totals, and the first that could not be used."""
+
+    totals: "Totals"
+    shown: tuple[dict[str, Any], ...]
+    unreached: Mapping[str, int]
+
+    @classmethod
+    def of(cls, found: "Reckoned") -> "Reading":
+        """From a pass, while its frames can be read."""
+        return cls(found.totals, found.first_rejects(REJECTED_SHOWN), found.unreached)
+
+    def report(self, log: Log, as_json: bool) -> None:
+        """Say what could not be used, and let the exit code tell."""
+        bad = log.listed.bad
+        for line in (
+            *(f"subscription not used: {row}" for row in bad[:REJECTED_SHOWN]),
+            *(f"attachment not used: {text}" for text in log.misplaced[:REJECTED_SHOWN]),
+            *(f"event not used: {_place(row)}: {row['detail']}" for row in self.shown),
+        ):
+            err.print(line, markup=False, highlight=False, soft_wrap=True)
+        if self.unreached and not as_json:
+            names = ", ".join(f"{path} ({n:,})" for path, n in list(self.unreached.items())[:10])
+            err.print(
+                f"fields that filters cannot reach: {names}", markup=False, highlight=False, soft_wrap=True
+            )
+        if bad or log.misplaced or self.totals.faults:
+            err.print(self._summary(log), markup=False, highlight=False, soft_wrap=True)
+            raise typer.Exit(SOME_BAD_ROWS)
+
+    def _summary(self, log: Log) -> str:
+        t, bad = self.totals, log.listed.bad
+        parts = [
+            f"{t.quarantined:,} of {t.rows_in:,} events in {t.files:,} files",
+            f"{len(bad):,} of {len(bad) + len(log.listed.good):,} subscriptions",
+        ]
+        if log.misplaced:
+            parts.append(f"{len(log.misplaced):,} attachments")
+        return f"not used: {', '.join(parts)}; the rest was"
+
+    def summary(self) -> dict[str, Any]:
+        """The totals for JSON."""
+        t = self.totals
+        return {
+            "rows_in": t.rows_in,
+            "rows_good": t.good,
+            "rows_quarantined": t.quarantined,
+            "rows_left_out": t.thinned,
+            "rows_without_broker": t.unknown,
+            "files": t.files,
+        }
+
+
+def _place(row: Mapping[str, Any]) -> str:
+    place = f"{row['file']}" if row["file"] else "a row"
+    if row["line"] is not None:
+        return f"{place}, line {row['line']:,}"
+    return f"{place}, record {row['position']:,}" if row["rows"] else place

@@ -1,0 +1,1 @@
+"""Everything that reads many events, on Spark: session, sources, transforms, tables, jobs."""

@@ -1,0 +1,404 @@
+"""Files of events as a source: listed by Spark, cut into pieces, handed out evenly, read in the tasks.
+
+Owns the listing (files, directories, globs, URLs), the cutting and packing, the schema of many files, and
+the line numbers of whole files. What a piece becomes in a task is in `pieces`.
+
+Listing goes through Spark, so whatever Spark can read is found, with its connectors and credentials, and
+as the cluster sees it. The bytes take one of two ways. Local files (`file:`) are opened by the tasks, in
+pieces, with the memory of a batch. All others come from Spark as whole files (`binaryFile`): a task holds
+one of them at a time, and one beyond `spark.sql.sources.binaryFile.maxLength` (2 GiB at most) is
+quarantined as too large. The same decoders read both, so both give the same events.
+"""
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from glob import glob
+from itertools import accumulate, pairwise
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as sf
+
+from ramify.content.events import AttributeType, EventSchema, widen
+from ramify.content.flatten import PLAIN, FieldMapping
+from ramify.content.readers import LogKind
+from ramify.errors import InputError
+from ramify.pipeline.failures import root_cause
+from ramify.pipeline.pieces import FileFault, Piece, PieceReader, merged, shown
+from ramify.pipeline.session import task_slots
+from ramify.pipeline.sources import Chunk, Reject
+
+__all__ = ["Conflict", "Files", "Listed", "absolute", "bundles", "cut", "listed"]
+
+PIECE_BYTES = 32 << 20
+"""A piece of a file is at most this long, unless it cannot be cut."""
+
+_LEAST_BYTES = 1 << 20  # a shorter piece costs more to hand out than to read
+_OPENING_BYTES = 64 << 10  # what opening a file costs, in bytes read meanwhile
+_TASKS_PER_SLOT = 4
+_HEADS, _HEADS_THROUGH_SPARK, _HEAD_ROWS = 64, 8, 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A file that Spark found. `path` is Spark's: a URL, not percent-encoded."""
+
+    path: str
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """An attribute that has another type in some file than in the first one that has it."""
+
+    attribute: str
+    used: AttributeType
+    other: AttributeType
+    file: str
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files of events. Make one with `of`. Picklable: tasks get everything but the list of files.
+
+    Attributes
+    ----------
+    schema           the attributes of all events
+    conflicts        attributes whose type differs between files, where the schema was inferred: rows that
+                     do not fit the schema are quarantined as `wrong_type`
+    wanted           the attributes that anyone asks for, or None for all: others need not be read (they
+                     are absent then) where that is cheaper, and bodies neither
+    through_spark    whether the bytes come from Spark, or from files that tasks open
+    """
+
+    schema: EventSchema
+    mapping: FieldMapping = PLAIN
+    conflicts: tuple[Conflict, ...] = ()
+    wanted: frozenset[str] | None = None
+    through_spark: bool = False
+    root: str = ""
+    piece_bytes: int = PIECE_BYTES
+    given: tuple[str, ...] = ()
+    files: tuple[Listed, ...] = field(default=(), repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        spark: SparkSession,
+        paths: Sequence[str],
+        schema: EventSchema | None = None,
+        mapping: FieldMapping = PLAIN,
+        *,
+        piece_bytes: int = PIECE_BYTES,
+        through_spark: bool | None = None,
+    ) -> "Files":
+        """The events in files, directories (all files below), globs and URLs of any kind that Spark reads.
+
+        Without a schema, a Spark job looks at the first records of up to 64 files spread over the list:
+        the first file that has an attribute decides its type, integers widen to doubles, and what else
+        differs is in `conflicts`.
+
+        Raises
+        ------
+        InputError
+            When a path does not exist or holds no file, Spark cannot list it, or a file that was named
+            itself is of no known kind.
+        """
+        given = tuple(dict.fromkeys(_resolved(path) for path in paths))
+        found = listed(spark, given)
+        _check_named(given, found)
+        remote = next((file.path for file in found if not file.path.startswith("file:/")), None)
+        if through_spark is False and remote is not None:
+            raise InputError("only Spark can read this file; leave out through_spark=False", path=remote)
+        through_spark = remote is not None if through_spark is None else through_spark
+        files = cls(
+            schema or EventSchema(),
+            mapping,
+            through_spark=through_spark,
+            root=_common_directory([file.path for file in found]),
+            piece_bytes=piece_bytes,
+            given=given,
+            files=tuple(found),
+        )
+        return files if schema is not None else _inferred(spark, files)
+
+    def only(self, paths: Collection[str]) -> "Files":
+        """The same files, of which only these attributes are asked for."""
+        return replace(self, wanted=frozenset(paths))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The list can be long, and tasks get their part of it as rows.
+        return {**self.__dict__, "files": (), "given": ()}
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """One row a piece: path, start, stop, length, and the content where it comes from Spark.
+
+        Without it, the pieces are packed so that every partition has about as many bytes.
+        """
+        if not self.files:
+            raise TypeError("this half of the source is for tasks")
+        if self.through_spark:
+            return _contents(spark, self)
+        slots = task_slots(spark)
+        pieces = cut(self.files, slots, self.piece_bytes, whole_lines=self.mapping.id is None)
+        return _spread(spark, pieces, bundles(pieces, slots, self.piece_bytes))
+
+    def read(self, rows: Iterator[pa.RecordBatch]) -> Iterator[Chunk]:
+        """In a task: the events of some pieces. Every record is a row of a chunk or a reject."""
+        reader = self._reader()
+        return merged(chunk for piece in _pieces(rows) for chunk in reader.read(piece))
+
+    def unread(self, counted: Collection[str]) -> list[Reject]:
+        """One reject for each file that is not among those that were counted: Spark found it, but could
+        not hand it over, since it has vanished meanwhile or must not be read."""
+        text = "the file was listed, but Spark could not read it; it may be gone, damaged or forbidden"
+        names = (shown(file.path) for file in self.files)
+        gone = FileFault.UNREADABLE_FILE
+        return [Reject(name, 0, 0, None, gone, text) for name in names if name not in counted]
+
+    def _reader(self) -> PieceReader:
+        return PieceReader(self.schema, self.mapping, self.root, self.wanted, self.through_spark)
+
+
+def absolute(rejects: DataFrame, counted: DataFrame) -> DataFrame:
+    """Rejects with positions and lines that count from the start of their files, not of their pieces.
+
+    `rejects` and `counted` have the fields of `Reject` and `Counted` as columns; others are kept. What
+    several pieces say of one file that none of them could open becomes one row.
+    """
+    before = Window.partitionBy("file").orderBy("start").rowsBetween(Window.unboundedPreceding, -1)
+    skipped = counted.select(
+        "file",
+        "start",
+        sf.coalesce(sf.sum("lines").over(before), sf.lit(0)).alias("_lines"),
+        sf.coalesce(sf.sum("rows_in").over(before), sf.lit(0)).alias("_rows"),
+    )
+    opening = sf.coalesce(sf.col("reason").isin(*FileFault.OPENING), sf.lit(False))
+    number = sf.row_number().over(Window.partitionBy("file", "reason").orderBy("start"))
+    told = rejects.where(opening).withColumn("_number", number)
+    told = told.where((sf.col("_number") == 1) | (sf.col("rows") > 0)).drop("_number")
+    once = rejects.where(~opening).unionByName(told)
+    placed = once.join(sf.broadcast(skipped), ["file", "start"], "left").select(
+        *(sf.col(name) for name in rejects.columns if name not in ("position", "line")),
+        (sf.col("position") + sf.coalesce("_rows", sf.lit(0))).alias("position"),
+        (sf.col("line") + sf.coalesce("_lines", sf.lit(0))).alias("line"),
+    )
+    return placed.select(*rejects.columns)
+
+
+# --- listing -----------------------------------------------------------------------------------------
+
+
+def listed(spark: SparkSession, paths: Sequence[str]) -> list[Listed]:
+    """The files that Spark sees at some paths, by path; hidden ones, such as `_SUCCESS`, it skips.
+
+    Raises
+    ------
+    InputError
+        When Spark does not find a path, finds no file there, or cannot list it.
+    """
+    if not paths:
+        raise InputError("no path was given; name a file, a directory or a glob")
+    try:
+        frame = _binary_files(spark, paths)
+        names = [_plain(url) for url in frame.inputFiles()]
+        lengths = {row.path: row.length for row in frame.select("path", "length").collect()}
+    except (PySparkException, Py4JError) as error:
+        raise _listing_fault(error, paths) from None
+    # The rows leave files without a byte out; as Parquet, they are damaged, and as JSON, empty.
+    found = {**dict.fromkeys(names, 0), **lengths}
+    for path in paths:
+        if not any(_is_at(file, path) for file in found):
+            raise InputError("there is no file in it with events; give another path", path=shown(path))
+    return [Listed(path, found[path]) for path in sorted(found)]
+
+
+def _binary_files(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
+    # Both options make Spark leave out what it cannot read, instead of failing: `Files.unread` tells.
+    reader = spark.read.format("binaryFile").option("recursiveFileLookup", True)
+    reader = reader.option("ignoreMissingFiles", True).option("ignoreCorruptFiles", True)
+    return reader.load(list(paths))
+
+
+def _listing_fault(error: Exception, paths: Sequence[str]) -> InputError:
+    if isinstance(error, PySparkException) and error.getCondition() == "PATH_NOT_FOUND":
+        path = shown((error.getMessageParameters() or {}).get("path", paths[0]))
+        text = "no file matches" if _is_glob(path) else "there is no such file"
+        return InputError(text, path=path)
+    advice = "check the path, the connector (spark.jars.packages) and the credentials"
+    where = ", ".join(map(shown, paths[:3])) + (", ..." if len(paths) > 3 else "")
+    return InputError(f"Spark cannot list it ({root_cause(error)}); {advice}", path=where)
+
+
+def _resolved(path: str) -> str:
+    """A relative path as Spark, which may run elsewhere, finds it; anything else as it is."""
+    if "://" in path or path.startswith(("/", "file:")):
+        return path
+    return os.path.abspath(path) if os.path.exists(path) or glob(path) else path
+
+
+def _plain(url: str) -> str:
+    """A URL as the rows of Spark have it: not encoded, and local ones with a single slash."""
+    text = unquote(url)
+    return "file:/" + text[8:] if text.startswith("file:///") else text
+
+
+def _is_glob(path: str) -> bool:
+    return any(mark in path for mark in "*?[{")
+
+
+def _is_at(file: str, path: str) -> bool:
+    """Whether a file is at a path or below; of globs, Spark says itself when nothing matches."""
+    inside = _bare(path)
+    return _is_glob(path) or _bare(file) == inside or _bare(file).startswith(inside.rstrip("/") + "/")
+
+
+def _bare(path: str) -> str:
+    path = shown(path) if path.startswith("file:") else path
+    return os.path.normpath(path) if path.startswith("/") else path.rstrip("/")
+
+
+def _check_named(given: Sequence[str], found: Sequence[Listed]) -> None:
+    named = {_bare(path) for path in given}
+    for file in found:
+        if _bare(file.path) in named and LogKind.of(file.path) is None:
+            raise InputError(LogKind.unknown(file.path), path=shown(file.path))
+
+
+def _common_directory(paths: Sequence[str]) -> str:
+    first, last = min(paths), max(paths)
+    common = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return first[: first.rfind("/", 0, common) + 1]
+
+
+# --- cutting and packing -----------------------------------------------------------------------------
+
+
+def cut(
+    files: Sequence[Listed], slots: int, piece_bytes: int = PIECE_BYTES, *, whole_lines: bool = False
+) -> list[Piece]:
+    """Pieces of all files, in order, of about the same length, and enough of them for all task slots.
+
+    Compressed files, and files of no known kind, are one piece each. So are all JSON files when
+    `whole_lines` is asked, as generated ids need it: they count the records of a file from its start.
+    """
+    total = sum(file.length for file in files)
+    most = min(piece_bytes, max(_LEAST_BYTES, -(-total // (slots * _TASKS_PER_SLOT))))
+    pieces = []
+    for file in files:
+        kind = LogKind.of(file.path)
+        whole = kind is None or kind.gzipped or (whole_lines and not kind.parquet)
+        parts = 1 if whole else max(1, -(-file.length // most))
+        edges = [file.length * i // parts for i in range(parts + 1)]
+        pieces += [Piece(file.path, start, stop, file.length) for start, stop in pairwise(edges)]
+    return pieces
+
+
+def bundles(pieces: Sequence[Piece], slots: int, piece_bytes: int = PIECE_BYTES) -> list[int]:
+    """The number of the task that gets each piece: neighbours together, up to about a piece's bytes."""
+    weights = [piece.stop - piece.start + _OPENING_BYTES for piece in pieces]
+    fair = -(-sum(weights) // (slots * _TASKS_PER_SLOT))
+    most = max(1, min(fair, max(piece_bytes, _LEAST_BYTES)))
+    middles = [end - weight // 2 for end, weight in zip(accumulate(weights), weights, strict=True)]
+    numbers = {slot: i for i, slot in enumerate(sorted({middle // most for middle in middles}))}
+    return [numbers[middle // most] for middle in middles]
+
+
+def _spread(spark: SparkSession, pieces: Sequence[Piece], tasks: Sequence[int]) -> DataFrame:
+    """The pieces in partitions of their own: a range has exactly as many as one asks for, without a
+    shuffle, and a broadcast join keeps them. (Connect knows no `parallelize`.)"""
+    table = pa.table(
+        {
+            "task": pa.array(tasks, pa.int64()),
+            "path": pa.array([piece.path for piece in pieces], pa.string()),
+            "start": pa.array([piece.start for piece in pieces], pa.int64()),
+            "stop": pa.array([piece.stop for piece in pieces], pa.int64()),
+            "length": pa.array([piece.length for piece in pieces], pa.int64()),
+        }
+    )
+    count = max(tasks) + 1
+    ordered = spark.range(0, count, 1, count).withColumnRenamed("id", "task")
+    return ordered.join(sf.broadcast(spark.createDataFrame(table)), "task").drop("task")
+
+
+def _contents(spark: SparkSession, files: Files) -> DataFrame:
+    """One row a file, with all its bytes; without them where there are none or too many."""
+    limit = int(str(spark.conf.get("spark.sql.sources.binaryFile.maxLength")))
+    table = pa.table(
+        {
+            "path": pa.array([file.path for file in files.files], pa.string()),
+            "start": pa.array([0] * len(files.files), pa.int64()),
+            "stop": pa.array([file.length for file in files.files], pa.int64()),
+        }
+    )
+    known = spark.createDataFrame(table)
+    # The filter on the length reaches the reader, which otherwise fails for a file that is too large.
+    content = _binary_files(spark, files.given).where(sf.col("length") <= limit)
+    read = content.join(sf.broadcast(known), "path").select("path", "start", "stop", "length", "content")
+    rest = known.where((sf.col("stop") == 0) | (sf.col("stop") > limit))
+    nothing = sf.lit(None).cast("binary").alias("content")
+    return read.unionByName(rest.select("path", "start", "stop", sf.col("stop").alias("length"), nothing))
+
+
+def _pieces(rows: Iterable[pa.RecordBatch]) -> Iterator[Piece]:
+    for batch in rows:
+        plain = [batch.column(name).to_pylist() for name in ("path", "start", "stop", "length")]
+        contents = batch.column("content") if "content" in batch.schema.names else None
+        for i, (path, start, stop, length) in enumerate(zip(*plain, strict=True)):
+            yield Piece(path, start, stop, length, None if contents is None else contents[i].as_buffer())
+
+
+# --- the schema of many files ------------------------------------------------------------------------
+
+
+def _inferred(spark: SparkSession, files: Files) -> Files:
+    """The files with the schema that the first records of some of them have."""
+    usable = [file for file in files.files if LogKind.of(file.path) is not None]
+    most = min(len(usable), _HEADS_THROUGH_SPARK if files.through_spark else _HEADS)
+    chosen = tuple(usable[len(usable) * i // most] for i in range(most))
+    if not chosen:
+        return files
+    reader = files._reader()
+
+    def look(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for piece in _pieces(rows):
+            found = reader.head(piece, _HEAD_ROWS)
+            if found is not None:
+                yield pa.RecordBatch.from_pydict({"path": [piece.path], "schema": [found.to_json()]})
+
+    frame = _heads(spark, replace(files, files=chosen, given=tuple(_escaped(f.path) for f in chosen)))
+    texts = {row.path: row.schema for row in frame.mapInArrow(look, "path string, schema string").collect()}
+    schema, conflicts = _agreed((p, EventSchema.from_json(texts[p])) for p in sorted(texts))
+    return replace(files, schema=schema, conflicts=conflicts)
+
+
+def _heads(spark: SparkSession, files: Files) -> DataFrame:
+    if files.through_spark:
+        return _contents(spark, files)
+    pieces = [Piece(file.path, 0, file.length, file.length) for file in files.files]
+    tasks = min(len(pieces), task_slots(spark) * _TASKS_PER_SLOT)
+    return _spread(spark, pieces, [i * tasks // len(pieces) for i in range(len(pieces))])
+
+
+def _agreed(heads: Iterable[tuple[str, EventSchema]]) -> tuple[EventSchema, tuple[Conflict, ...]]:
+    """The first file that has an attribute decides its type; integers widen to doubles."""
+    types: dict[str, AttributeType] = {}
+    odd: dict[tuple[str, AttributeType], str] = {}
+    for path, schema in heads:
+        for name, kind in schema.attributes.items():
+            wider = widen(types.setdefault(name, kind), kind)
+            if wider is None:
+                odd.setdefault((name, kind), shown(path))
+            else:
+                types[name] = wider
+    conflicts = (Conflict(name, types[name], kind, file) for (name, kind), file in odd.items())
+    return EventSchema(types), tuple(sorted(conflicts, key=lambda c: (c.attribute, c.other)))
+
+
+def _escaped(path: str) -> str:
+    return "".join(f"\\{mark}" if mark in "\\*?[]{}" else mark for mark in path)

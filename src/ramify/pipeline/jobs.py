@@ -1,0 +1,152 @@
+"""Jobs: read, call transforms, write tables. What commands run; no computing of its own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+
+from ramify.content.space import Grid
+from ramify.errors import InputError
+from ramify.network.overlay import Overlay
+from ramify.pipeline.histograms import content_space, equal_depth_axis, generating, histograms
+from ramify.pipeline.overlap import overlap
+from ramify.pipeline.passes import Reckoned, Totals, reckoned
+from ramify.pipeline.profile import profile
+from ramify.pipeline.selectivity import selectivity
+from ramify.pipeline.sources import Source
+from ramify.pipeline.tables import TABLES, spark_schema, write_table
+from ramify.pipeline.traffic import published, traffic
+from ramify.planning.classes import Classes
+from ramify.planning.splits import Split
+from ramify.planning.tally import Counting
+
+__all__ = ["Asked", "Wrote", "write_demand", "write_tables"]
+
+_AXIS_SLOTS = 16
+_JOINT_CELLS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What tables are made with.
+
+    Attributes
+    ----------
+    pane_s         the width of a pane of time in seconds
+    half_life_s    of selectivity; None when all events count alike
+    jaccard        the least overlap of two classes to keep
+    axes           attributes to make histograms of, each by itself and all together
+    """
+
+    pane_s: float = 300.0
+    half_life_s: float | None = None
+    jaccard: float = 0.1
+    axes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 1e-6 <= self.pane_s < 1e9:
+            raise InputError(f"a pane of {self.pane_s} seconds. Allowed: from a microsecond to 30 years.")
+        if len(set(self.axes)) < len(self.axes):
+            raise InputError("an attribute is named twice as an axis. Name each once.")
+
+
+@dataclass(frozen=True, slots=True)
+class Wrote:
+    """What a job read and wrote: totals, the first rejects, unreachable fields, rows of each table."""
+
+    totals: Totals
+    shown: tuple[dict[str, Any], ...]
+    unreached: Mapping[str, int]
+    rows: dict[str, int]
+
+
+def write_tables(
+    spark: SparkSession,
+    source: Source,
+    classes: Classes,
+    overlay: Overlay,
+    attachments: Mapping[str, str],
+    under: str,
+    asked: Asked,
+    split: Split,
+    shown: int = 10,
+) -> Wrote:
+    """Write every table of a log below `under`.
+
+    The source is read once for the demand and what follows from it, once for the profile, once per axis to
+    cut it, and once for all histograms. `shown` is how many rejects are kept to be shown.
+    """
+    counting = Counting.of(classes, overlay, attachments, split=split, pane_us=round(asked.pane_s * 1e6))
+    with reckoned(spark, source, classes.filters, counting) as found:
+        demand = found.demand(classes.broker).persist()
+        try:
+            rows = dict(write_demand(found, classes, under, demand))
+            for name, frame in _from_demand(demand, classes, counting, asked).items():
+                rows[name] = _written(frame, name, under)
+        finally:
+            demand.unpersist()
+        wrote = Wrote(found.totals, found.first_rejects(shown), found.unreached, rows)
+    rows["profile"] = _written(profile(spark, source), "profile", under)
+    if asked.axes:
+        grids = _grids(spark, source, asked.axes)
+        space = spark.createDataFrame(_spaces(spark, source, grids, classes))
+        rows["content_space"] = _written(space, "content_space", under)
+        widest = list(grids.values())[-1]  # the joint one, where there is one
+        rows["generating"] = _written(generating(spark, source, widest), "generating", under)
+    return wrote
+
+
+def write_demand(
+    found: Reckoned, classes: Classes, under: str, demand: DataFrame | None = None
+) -> list[tuple[str, int]]:
+    """Write what a pass found: demand, quarantine, unknown publishers, spans; names and rows of them."""
+    spark = found.patterns.sparkSession
+    unknown = [(split, name, events) for (split, name), events in found.unknown.items()]
+    spans = [(split, span.events, span.first_us, span.last_us) for split, span in found.spans.items()]
+    rows = _written(demand or found.demand(classes.broker), "demand", under, found.about())
+    done = [("demand", rows), ("quarantine", _written(found.quarantine, "quarantine", under))]
+    for name, listed in (("unknown", unknown), ("spans", spans)):
+        frame = spark.createDataFrame(listed, spark_schema(TABLES[name].schema)).coalesce(1)
+        done.append((name, _written(frame, name, under)))
+    return done
+
+
+def _from_demand(
+    demand: DataFrame, classes: Classes, counting: Counting, asked: Asked
+) -> dict[str, DataFrame]:
+    half_life, pane_us = asked.half_life_s, counting.pane_us
+    return {
+        "selectivity": selectivity(demand, len(classes), half_life_s=half_life, pane_us=pane_us),
+        "overlap": overlap(demand, len(classes), least=asked.jaccard).pairs,
+        "traffic": traffic(demand, classes.broker.tolist()),
+        "published": published(demand),
+    }
+
+
+def _grids(spark: SparkSession, source: Source, paths: tuple[str, ...]) -> dict[str, Grid]:
+    """A grid per attribute, and one of all of them where it has few enough cells."""
+    axes = [equal_depth_axis(spark, source, path, _AXIS_SLOTS) for path in paths]
+    grids = {axis.path: Grid((axis,)) for axis in axes}
+    joint = Grid(tuple(axes))
+    return grids | ({" x ".join(paths): joint} if len(axes) > 1 and joint.size <= _JOINT_CELLS else {})
+
+
+def _spaces(spark: SparkSession, source: Source, grids: Mapping[str, Grid], classes: Classes) -> pa.Table:
+    """The content space of every grid, one below the other."""
+    counted = histograms(spark, source, list(grids.values())).toArrow()
+    parts = []
+    for k, (name, grid) in enumerate(grids.items()):
+        column: Any = counted["grid"]
+        mine = content_space(counted.filter(pc.equal(column, pa.scalar(k))), grid, classes.filters)
+        names: Any = pa.array([name] * mine.num_rows, pa.string())
+        parts.append(mine.add_column(0, "grid", names))
+    return pa.concat_tables(parts)
+
+
+def _written(frame: DataFrame, name: str, under: str, about: Mapping[str, Any] | None = None) -> int:
+    """Write a table; returns how many rows it has now."""
+    where = write_table(frame, name, under, about=about)
+    return frame.sparkSession.read.schema(spark_schema(TABLES[name].schema)).parquet(where).count()

@@ -1,0 +1,56 @@
+"""The whole pipeline as one job: files with bad rows among them, every table, and a plan's price."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from ramify.content.space import Axis, Grid
+from ramify.network.specs import overlay_from
+from ramify.pipeline.files import Files
+from ramify.pipeline.generated import Generated
+from ramify.pipeline.histograms import generating
+from ramify.pipeline.overlap import overlap
+from ramify.pipeline.passes import reckoned
+from ramify.pipeline.pricing import price_log
+from ramify.pipeline.profile import profile
+from ramify.pipeline.selectivity import selectivity
+from ramify.pipeline.traffic import traffic
+from ramify.planning.catalog import make_plan
+from ramify.planning.classes import Classes
+from ramify.planning.problem import Problem
+from ramify.planning.splits import Split
+from ramify.planning.tally import Counting
+from ramify.workloads.catalog import workload_from
+
+
+def rows(frame: DataFrame) -> list[str]:
+    return sorted(json.dumps(row, default=str, sort_keys=True) for row in frame.toArrow().to_pylist())
+
+
+def run(spark: SparkSession, output: Path, folder: str) -> None:
+    overlay = overlay_from("cloud-regions")
+    workload = workload_from("demo:events=3000", overlay, 5)
+    classes = Classes.collapse(workload.subscriptions, overlay, workload.schema.attributes)
+    counting = Counting.of(
+        classes, overlay, workload.attachments, split=Split((0.5, 0.25, 0.25), seed=2), pane_us=60_000_000
+    )
+    found: dict[str, Any] = {}
+    files = Files.of(spark, [folder])
+    with reckoned(spark, files, classes.filters, counting) as passed:
+        demand = passed.demand(classes.broker).persist()
+        found["totals"] = repr(passed.totals)
+        found["quarantine"] = rows(passed.quarantine)
+        found["demand"] = rows(demand)
+        found["selectivity"] = rows(selectivity(demand, len(classes), half_life_s=60, pane_us=60_000_000))
+        found["overlap"] = rows(overlap(demand, len(classes), least=0.2).pairs)
+        found["traffic"] = rows(traffic(demand))
+        problem = Problem.of(overlay, classes, passed.windows().whole, workload.attachments)
+        demand.unpersist()
+    found["profile"] = rows(profile(spark, files))
+    found["generating"] = rows(generating(spark, files, Grid((Axis("price", (10.0, 50.0)),))))
+    for source in (files, Generated.of(workload)):
+        with price_log(spark, make_plan("explicit", problem), source) as priced:
+            found[f"price of {type(source).__name__}"] = dict(priced.price.figures())
+    output.write_text(json.dumps(found, indent=1, sort_keys=True))
