@@ -18,6 +18,7 @@ LOG = (
     "--subscriptions",
     str(EXAMPLES / "subscriptions.jsonl"),
 )
+pytestmark = pytest.mark.usefixtures("spark")  # the commands join the session that runs already
 QUICK = ("--schemes", "mst mult explicit")
 DEMO = ("--workload", "demo:events=600,subscriptions=40", *QUICK)
 
@@ -137,7 +138,7 @@ def test_bad_rows_of_the_log_are_listed_and_the_exit_code_tells() -> None:
     code, out, err = run("plan", *LOG, "--attachments", str(EXAMPLES / "attachments.json"), *QUICK)
     assert code == 1
     assert out.startswith("Saves")
-    assert "not used: 1 of 6 subscriptions, 1 of 5 events" in err
+    assert "not used: 1 of 5 events in 1 file, 1 of 6 subscriptions; the rest was" in err
 
 
 def test_events_of_unknown_publishers_are_counted() -> None:
@@ -163,7 +164,7 @@ def test_events_of_unknown_publishers_are_counted() -> None:
         ((*DEMO, "--hours", "inf"), "hours"),
         ((*DEMO, "--schemes", ""), "no scheme"),
         ((*LOG, "--attachments", "missing.json"), "missing.json"),
-        (("--overlay", "ring:4", *LOG), "is at broker"),
+        (("--overlay", "ring:4", *LOG), "no event to plan for"),
     ],
 )
 def test_a_users_mistake_gets_one_message_and_never_a_traceback(words: tuple[str, ...], said: str) -> None:

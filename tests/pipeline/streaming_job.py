@@ -21,7 +21,7 @@ from ramify.planning.tally import Counting
 START = datetime(2026, 1, 1, tzinfo=UTC)
 START_US = int(START.timestamp() * 1e6)
 PANE_S, LATE_S, DEDUPE_S, KEEP_S = 10, 20, 40, 60
-ROWS = 40
+ROWS = 60
 SCHEMA = EventSchema({"topic": AttributeType.STRING, "order.x": AttributeType.INT64})
 OVERLAY = Overlay.build("line", ["v0", "v1", "v2"], [Link("v0", "v1", 1, 1, 1), Link("v1", "v2", 1, 1, 1)])
 ATTACHED = {"ann": "v0", "bob": "v2"}
@@ -66,7 +66,7 @@ def start(spark: SparkSession, log: Path, out: Path) -> StreamingQuery:
         late_s=LATE_S,
         dedupe_s=DEDUPE_S,
         keep_s=KEEP_S,
-        merge_every=4,
+        merge_every=3,
     )
 
 

@@ -14,9 +14,6 @@ from ramify.content.sql import parse_sql
 from ramify.errors import InputError
 from ramify.pipeline import histograms as module
 from ramify.pipeline.histograms import (
-    CELL_DEMAND,
-    GENERATING,
-    HISTOGRAMS,
     cell_demand,
     content_space,
     equal_depth_axis,
@@ -25,6 +22,7 @@ from ramify.pipeline.histograms import (
     popularity,
 )
 from ramify.pipeline.sources import Rows
+from ramify.pipeline.tables import CELL_DEMAND, GENERATING, HISTOGRAMS
 
 SCHEMA = EventSchema(
     {"price": AttributeType.DOUBLE, "deep.name": AttributeType.STRING, "hot": AttributeType.BOOLEAN}

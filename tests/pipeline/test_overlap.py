@@ -10,8 +10,9 @@ from pyspark.sql import SparkSession
 
 from ramify.errors import InputError
 from ramify.pipeline import overlap as module
-from ramify.pipeline.overlap import OVERLAP, Sketch, overlap
+from ramify.pipeline.overlap import Sketch, overlap
 from ramify.pipeline.overlap_kernels import lower_signatures, pairs_of_sets
+from ramify.pipeline.tables import OVERLAP
 
 Pair = tuple[object, ...]
 

@@ -157,10 +157,14 @@ def test_a_batch_that_is_there_is_never_written_again_merged_or_not(tmp_path: Pa
     store = store_in(tmp_path)
     assert put(store, 0, [(0, 1, 0, (1,), 2, 20)])
     assert not put(store, 0, [(0, 1, 0, (1,), 9, 90)])
+    for number in (1, 2):
+        store.compact()
+        assert put(store, number, [(0, 1, 0, (1,), 1, 1)])
     store.compact()
+    assert not (tmp_path / "panes" / "batch=000000000000").exists()
     assert store.has(0)
     assert not put(store, 0, [(0, 1, 0, (1,), 9, 90)])
-    assert store.everything().whole.events == 2
+    assert store.everything().whole.events == 4
 
 
 def test_what_a_crash_left_behind_is_not_seen_and_does_not_hinder(tmp_path: Path) -> None:
@@ -199,30 +203,65 @@ def test_readers_see_every_pane_once_while_others_merge_and_write(tmp_path: Path
 
     def read() -> None:
         mine, last = PaneStore(tmp_path), 0
-        while not done.is_set():
-            # The batch's own count is 1 in each of three panes: halves or doubles would show.
-            rows = mine.patterns()
-            per_pane: Counter[int] = Counter()
-            for pane, count in zip(rows["pane"].to_pylist(), rows["count"].to_pylist(), strict=True):
-                per_pane[pane] += count
-            if len({*per_pane.values()}) > 1 or sum(per_pane.values()) < last:
-                faults.append(per_pane)
-                return
-            last = sum(per_pane.values())
+        try:
+            while not done.is_set():
+                # Every batch adds 1 to each of three panes: halves or doubles would show.
+                rows, per_pane = mine.patterns(), Counter[int]()
+                for pane, count in zip(rows["pane"].to_pylist(), rows["count"].to_pylist(), strict=True):
+                    per_pane[pane] += count
+                assert len({*per_pane.values()}) <= 1
+                assert last <= sum(per_pane.values()) <= 180
+                last = sum(per_pane.values())
+        except Exception as fault:
+            faults.append(fault)
 
     readers = [threading.Thread(target=read) for _ in range(2)]
     for reader in readers:
         reader.start()
     writer = PaneStore(tmp_path)
-    for number in range(60):
-        put(writer, number, [(0, pane, number % 3, (pane,), 1, 1) for pane in range(3)])
-        for _ in range(rng.randrange(3)):
-            writer.compact(rng.choice([None, number]))
-    done.set()
-    for reader in readers:
-        reader.join()
+    try:
+        for number in range(60):
+            put(writer, number, [(0, pane, number % 3, (pane,), 1, 1) for pane in range(3)])
+            for _ in range(rng.randrange(3)):
+                writer.compact(rng.choice([None, number]))
+    finally:
+        done.set()
+        for reader in readers:
+            reader.join()
     assert not faults
     assert writer.everything().whole.events == 180
+
+
+def test_a_reader_that_was_overtaken_twice_begins_again(tmp_path: Path) -> None:
+    class Slow(PaneStore):
+        overtaken = 0
+
+        def _rows(self, *args: Any) -> pa.Table:
+            if self.overtaken < 1:
+                self.overtaken += 1
+                for number in (1, 2):
+                    put(other, number, [(0, 1, 0, (1,), 2, 20)])
+                    other.compact()
+            return super()._rows(*args)
+
+    other = store_in(tmp_path)
+    put(other, 0, [(0, 1, 0, (1,), 2, 20)])
+    reader = Slow(tmp_path)
+    assert reader.facts().rows_in == 2
+    assert reader.everything().whole.events == 6
+    assert reader.overtaken == 1
+
+
+def test_what_comes_for_a_trimmed_pane_stays_unseen(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    put(store, 0, [(0, 1, 0, (1,), 2, 20), (0, 4, 0, (1,), 3, 20)])
+    store.trim(2 * PANE * 10**6)
+    assert store.everything().whole.events == 3
+    put(store, 1, [(0, 1, 0, (1,), 2, 20)], [(0, 1, "x"), (0, 4, "y")])
+    for _ in range(2):
+        assert store.everything().whole.events == 3
+        assert store.everything().whole.unknown == {"y": 1}
+        store.compact()
 
 
 def test_panes_that_were_counted_otherwise_are_refused_by_name(tmp_path: Path) -> None:

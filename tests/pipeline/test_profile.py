@@ -8,8 +8,9 @@ from pyspark.sql import SparkSession
 
 from ramify.content.events import AttributeType, Event, EventSchema, events_to_batch
 from ramify.errors import InputError
-from ramify.pipeline.profile import PROFILE, profile
+from ramify.pipeline.profile import profile
 from ramify.pipeline.sources import Rows
+from ramify.pipeline.tables import PROFILE
 
 SCHEMA = EventSchema(
     {

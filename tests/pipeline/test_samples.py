@@ -1,5 +1,6 @@
 """Claims about the log of samples and the Spark source over it: same numbers, same events, always."""
 
+import os
 import pickle
 import random
 import threading
@@ -71,6 +72,22 @@ def test_a_half_written_segment_is_never_visible_and_the_next_writer_takes_its_p
     assert ids(log.read(0, 5)) == [f"e{k}" for k in range(5)]
 
 
+def test_a_writer_that_dies_before_the_last_step_has_written_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = log_of(tmp_path, [3])
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying, pytest.raises(KeyboardInterrupt):
+        dying.setattr(os, "rename", die)
+        log.append(events(3, 2))
+    assert log.latest() == 3
+    assert log.append(events(3, 4)) == range(3, 7)
+    assert ids(log.read(0, 7)) == [f"e{k}" for k in range(7)]
+
+
 def test_writers_take_turns_and_readers_see_whole_segments(tmp_path: Path) -> None:
     log_of(tmp_path, [1])
     faults: list[object] = []
@@ -80,15 +97,21 @@ def test_writers_take_turns_and_readers_see_whole_segments(tmp_path: Path) -> No
             SampleLog(tmp_path).append(events(0, 5))
 
     def read() -> None:
-        while (latest := SampleLog(tmp_path).latest()) < 101:
-            if len(ids(SampleLog(tmp_path).read(0, latest))) != latest:
-                faults.append(latest)
+        try:
+            while not written.is_set():
+                latest = SampleLog(tmp_path).latest()
+                assert len(ids(SampleLog(tmp_path).read(0, latest))) == latest
+        except Exception as fault:
+            faults.append(fault)
 
-    threads = [threading.Thread(target=work) for work in (write, write, read)]
-    for thread in threads:
+    written = threading.Event()
+    writers, reader = [threading.Thread(target=write) for _ in range(2)], threading.Thread(target=read)
+    for thread in (*writers, reader):
         thread.start()
-    for thread in threads:
+    for thread in writers:
         thread.join()
+    written.set()
+    reader.join()
     assert not faults
     assert SampleLog(tmp_path).latest() == 101
 

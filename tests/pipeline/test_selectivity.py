@@ -7,7 +7,8 @@ from demands import Row, demand_frame, random_rows, sorted_rows
 from pyspark.sql import SparkSession
 
 from ramify.errors import InputError
-from ramify.pipeline.selectivity import SELECTIVITY, class_sums, compressed_rows, selectivity
+from ramify.pipeline.selectivity import class_sums, compressed_rows, selectivity
+from ramify.pipeline.tables import SELECTIVITY
 
 MINUTE_US = 60_000_000
 

@@ -237,13 +237,12 @@ class Reading:
             raise typer.Exit(SOME_BAD_ROWS)
 
     def _summary(self, log: Log) -> str:
-        t, bad = self.totals, log.listed.bad
+        t, bad, lost = self.totals, log.listed.bad, log.misplaced
         parts = [
-            f"{t.quarantined:,} of {t.rows_in:,} events in {t.files:,} files",
+            f"{t.quarantined:,} of {t.rows_in:,} events in {_several(t.files, 'file')}",
             f"{len(bad):,} of {len(bad) + len(log.listed.good):,} subscriptions",
+            *([_several(len(lost), "attachment")] if lost else []),
         ]
-        if log.misplaced:
-            parts.append(f"{len(log.misplaced):,} attachments")
         return f"not used: {', '.join(parts)}; the rest was"
 
     def summary(self) -> dict[str, Any]:
@@ -257,6 +256,10 @@ class Reading:
             "rows_without_broker": t.unknown,
             "files": t.files,
         }
+
+
+def _several(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _place(row: Mapping[str, Any]) -> str:

@@ -307,7 +307,7 @@ def _unit(found: Comparison) -> str:
 
 def _scale(priced: Price) -> float:
     """From what was counted to a month, or to 1,000 events where no time is known."""
-    return priced.per_month or 1_000 / priced.demand.events
+    return priced.per_month or 1_000 / priced.volume.events
 
 
 def _cells(row: Row, mark: str) -> list[str]:

@@ -21,21 +21,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from ramify.compiled import Ints
 from ramify.content.events import CONTEXT_NAMES, SIZE_BYTES, AttributeType
 from ramify.content.filters import Filter
 from ramify.content.space import Axis, Grid
 from ramify.errors import InputError
-from ramify.pipeline.selectivity import table_schema
 from ramify.pipeline.sources import Source
+from ramify.pipeline.tables import (
+    CONTENT_SPACE,
+    GENERATING,
+    HISTOGRAMS,
+    spark_schema,
+    table_schema,
+)
 
 __all__ = [
-    "CELL_DEMAND",
-    "CONTENT_SPACE",
-    "GENERATING",
-    "HISTOGRAMS",
     "KYRA_ALPHA",
     "cell_demand",
     "content_space",
@@ -48,34 +49,6 @@ __all__ = [
 KYRA_ALPHA = 0.6101
 """Kyra's exponent of popularity, from its Figure 7. It depends on the overlay: fit it if that matters."""
 
-HISTOGRAMS = table_schema(
-    {"grid": pa.int32(), "cell": pa.int32(), "events": pa.int64(), "bytes": pa.int64()}
-)
-"""Per grid (its position) and cell: events and bytes. Cells without events have no row."""
-
-GENERATING = table_schema(
-    {"client": pa.string(), "cell": pa.int32(), "events": pa.int64(), "bytes": pa.int64()}
-)
-"""Per publishing client (null: not known) and cell: events and bytes."""
-
-CELL_DEMAND = table_schema(
-    {"cell": pa.int32(), "events": pa.int64(), "bytes": pa.int64(), "matches": pa.int64()}
-)
-"""Per cell of a demand: events, bytes, and (event, class) pairs that match."""
-
-CONTENT_SPACE = table_schema(
-    {
-        "cell": pa.int32(),
-        "subscriptions": pa.int64(),
-        "events": pa.int64(),
-        "bytes": pa.int64(),
-        "popularity": pa.float64(),
-        "volume": pa.float64(),
-        "weight": pa.float64(),
-        "load": pa.float64(),
-    }
-)
-"""Per cell, all of them in order: the counts, and what Kyra makes of them."""
 
 _DENSE_CELLS = 1 << 20
 
@@ -93,7 +66,7 @@ def histograms(spark: SparkSession, source: Source, grids: Sequence[Grid]) -> Da
     """
     if not grids:
         raise InputError("a histogram needs at least one grid")
-    schema = from_arrow_schema(HISTOGRAMS)
+    schema = spark_schema(HISTOGRAMS)
 
     def count(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return _cells_counted((chunk.batch for chunk in source.read(rows)), grids)
@@ -106,7 +79,7 @@ def histograms(spark: SparkSession, source: Source, grids: Sequence[Grid]) -> Da
 
 def generating(spark: SparkSession, source: Source, grid: Grid) -> DataFrame:
     """Events and bytes per publishing client and cell, in the columns of `GENERATING`."""
-    schema = from_arrow_schema(GENERATING)
+    schema = spark_schema(GENERATING)
 
     def count(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for chunk in source.read(rows):
@@ -188,7 +161,7 @@ def equal_depth_axis(
             kept = chunk.batch.select(["id", path]).rename_columns(["id", "value"])
             yield kept.filter(pc.is_valid(kept.column("value")))
 
-    spelled = from_arrow_schema(table_schema({"id": pa.string(), "value": kind.arrow}))
+    spelled = spark_schema(table_schema({"id": pa.string(), "value": kind.arrow}))
     drawn = source.frame(spark).mapInArrow(values, spelled)
     order = (F.xxhash64(F.lit(seed), "id"), "id", "value")
     found = drawn.orderBy(*order).limit(sample).select("value").toArrow().column("value")

@@ -34,7 +34,6 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from ramify.compiled import Ints, SmallInts
 from ramify.errors import InputError
@@ -50,24 +49,14 @@ from ramify.pipeline.overlap_kernels import (
     pairs_of_sets,
     suffixes,
 )
-from ramify.pipeline.selectivity import class_sums, compressed_rows, table_schema
+from ramify.pipeline.selectivity import class_sums, compressed_rows
 from ramify.pipeline.session import task_slots
+from ramify.pipeline.tables import OVERLAP, spark_schema, table_schema
 
-__all__ = ["EXACT_CLASSES", "OVERLAP", "Overlap", "Sketch", "overlap"]
+__all__ = ["EXACT_CLASSES", "Overlap", "Sketch", "overlap"]
 
 EXACT_CLASSES = 20_000
 """Up to how many classes overlap is exact unless asked otherwise."""
-
-OVERLAP = table_schema(
-    {
-        "class_a": pa.int32(),
-        "class_b": pa.int32(),
-        "both": pa.int64(),
-        "both_bytes": pa.int64(),
-        "jaccard": pa.float64(),
-    }
-)
-"""Per pair, class_a < class_b: events that both match, their bytes (null unless asked), and Jaccard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +190,7 @@ def _packed(demand: DataFrame, classes: int, cuts: Ints) -> DataFrame:
         events = sums[0, :-1].tobytes()
         yield _packed_batch([(k, _EVENTS, b"", b"", events, b"") for k in range(len(cuts) - 1)])
 
-    return demand.select("classes", "count", "bytes").mapInArrow(pack, from_arrow_schema(_PACKED))
+    return demand.select("classes", "count", "bytes").mapInArrow(pack, spark_schema(_PACKED))
 
 
 def _suffixes(start: Ints, member: SmallInts, count: Ints, size: Ints, cuts: Ints) -> list[tuple[Any, ...]]:
@@ -272,7 +261,7 @@ def _exact_pairs(demand: DataFrame, asked: _Asked) -> DataFrame:
 
     packed = _packed(demand, asked.classes, cuts)
     apart = packed.repartitionById(max(len(cuts) - 1, 1), "block")
-    return apart.mapInArrow(count, from_arrow_schema(OVERLAP))
+    return apart.mapInArrow(count, spark_schema(OVERLAP))
 
 
 def _counted_block(rows: Iterator[pa.RecordBatch], asked: _Asked, cuts: Ints) -> Iterator[pa.RecordBatch]:
@@ -385,7 +374,7 @@ def _sketched_pairs(demand: DataFrame, asked: _Asked, sketch: Sketch, sums: _Sum
     def in_buckets(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return _candidates([_buckets(rows)], asked, sums.events, np.ones_like(rare), cuts)
 
-    packed = from_arrow_schema(_PACKED)
+    packed = spark_schema(_PACKED)
     alike = _bucketed(_signed(demand, asked, sketch), sketch.band_races(asked.least), sketch.races, slots)
     sent = (
         _packed(demand, asked.classes, cuts)
@@ -393,7 +382,7 @@ def _sketched_pairs(demand: DataFrame, asked: _Asked, sketch: Sketch, sums: _Sum
         .union(alike.mapInArrow(in_buckets, packed))
     )
     apart = sent.repartitionById(max(len(cuts) - 1, 1), "block").sortWithinPartitions("stage")
-    return apart.mapInArrow(count, from_arrow_schema(OVERLAP))
+    return apart.mapInArrow(count, spark_schema(OVERLAP))
 
 
 def _signed(demand: DataFrame, asked: _Asked, sketch: Sketch) -> DataFrame:
@@ -417,7 +406,7 @@ def _signed(demand: DataFrame, asked: _Asked, sketch: Sketch) -> DataFrame:
                     [pa.array([chunk], pa.int32()), pa.array([part.tobytes()], pa.binary())], schema=_SIGNED
                 )
 
-    return demand.select(key.alias("key"), "classes", "count").mapInArrow(sign, from_arrow_schema(_SIGNED))
+    return demand.select(key.alias("key"), "classes", "count").mapInArrow(sign, spark_schema(_SIGNED))
 
 
 def _bucketed(signed: DataFrame, band_races: int, races: int, parts: int) -> DataFrame:
@@ -441,7 +430,7 @@ def _bucketed(signed: DataFrame, band_races: int, races: int, parts: int) -> Dat
 
     place = F.pmod(F.col("chunk") / F.lit(_CHUNK), F.lit(parts)).cast("int")
     together = signed.repartitionById(parts, place).sortWithinPartitions("chunk")
-    return together.mapInArrow(bucket, from_arrow_schema(_BUCKETS)).repartitionById(parts, "part")
+    return together.mapInArrow(bucket, spark_schema(_BUCKETS)).repartitionById(parts, "part")
 
 
 def _merged(rows: Iterator[pa.RecordBatch], races: int) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:

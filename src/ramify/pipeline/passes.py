@@ -175,17 +175,18 @@ class Reckoned:
 def reckoned(
     spark: SparkSession,
     source: Source,
-    filters: Sequence[Filter],
+    filters: Sequence[Filter] | Shards,
     counting: Counting,
     *,
     digest: Digest | None = None,
     partitions: int | None = None,
 ) -> Iterator[Reckoned]:
     """Run a pass and keep its rows until the end of the `with` block. See `reckon`."""
-    rows = _run(spark, source, filters, counting, digest, partitions)
+    shards = filters if isinstance(filters, Shards) else ship_matcher(spark, filters)
+    rows = _run(spark, source, shards, counting, digest, partitions)
     rows.persist()
     try:
-        yield _gathered(rows, source, counting, len(filters) - counting.classes)
+        yield _gathered(rows, source, counting, shards.total - counting.classes)
     finally:
         rows.unpersist()
 
@@ -193,14 +194,15 @@ def reckoned(
 def reckon(
     spark: SparkSession,
     source: Source,
-    filters: Sequence[Filter],
+    filters: Sequence[Filter] | Shards,
     counting: Counting,
     *,
     partitions: int | None = None,
 ) -> tuple[Windows, Totals]:
     """Match and count the events of a source: their demands, and what became of every record.
 
-    `filters` are those of the classes, then those of the tags. `partitions` overrides how many tasks the
+    `filters` are those of the classes, then those of the tags; several passes with the same ones can share
+    what `ship_matcher` made of them. `partitions` overrides how many tasks the
     source is handed out to. Memory of a task: a batch, the index of the filters (or one shard of it), and
     its distinct patterns up to a bound.
     """
@@ -211,12 +213,11 @@ def reckon(
 def _run(
     spark: SparkSession,
     source: Source,
-    filters: Sequence[Filter],
+    shards: Shards,
     counting: Counting,
     digest: Digest | None,
     partitions: int | None,
 ) -> DataFrame:
-    shards = ship_matcher(spark, filters)
     axes = counting.grid.axes if counting.grid is not None else ()
     narrow = source.only({*shards.paths, *(axis.path for axis in axes)})
     task = _Task(narrow, shards, counting, digest)

@@ -11,44 +11,14 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from ramify.content.events import NULLS, SIZE_BYTES, AttributeType, EventSchema
 from ramify.errors import InputError
-from ramify.pipeline.selectivity import table_schema
 from ramify.pipeline.sources import Source
+from ramify.pipeline.tables import PROFILE, spark_schema, table_schema
 
-__all__ = ["PROFILE", "profile"]
+__all__ = ["profile"]
 
-_TOP: Any = pa.list_(pa.struct([("value", pa.string()), ("events", pa.int64())]))
-
-PROFILE = table_schema(
-    {
-        "path": pa.string(),
-        "type": pa.string(),
-        "events": pa.int64(),
-        "present": pa.int64(),
-        "nulls": pa.int64(),
-        "distinct": pa.int64(),
-        "distinct_error": pa.float64(),
-        "least": pa.string(),
-        "greatest": pa.string(),
-        "mean_length": pa.float64(),
-        "top": _TOP,
-        "duplicates": pa.int64(),
-    }
-)
-"""Per attribute, and for id, publisher, time and size.
-
-events          of the whole source, the same in every row
-present, nulls  with a value; with an explicit null
-distinct        different values (of arrays: elements), off by `distinct_error` (relative, one standard
-                deviation; 0 when exact)
-least, greatest as text, cut when long; of arrays: of the elements
-mean_length     of arrays that are there
-top             the commonest values and in how many events they are; null where there are too many to count
-duplicates      for id: events whose id another event has, less one each; else null
-"""
 
 _STANDARD_ERROR = 0.02
 _ARRAYS = (AttributeType.STRINGS, AttributeType.NUMBERS)
@@ -85,7 +55,7 @@ def profile(
         _row(column, found, counted.get(column.name), nulls.get(column.path, 0), duplicates)
         for column in columns
     ]
-    return spark.createDataFrame(rows, from_arrow_schema(PROFILE))
+    return spark.createDataFrame(rows, spark_schema(PROFILE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +94,7 @@ def _attributes(spark: SparkSession, source: Source, columns: Sequence[_Column])
             arrays = [chunk.batch.column(path) for path in paths]
             yield pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
-    return source.frame(spark).mapInArrow(choose, from_arrow_schema(wanted))
+    return source.frame(spark).mapInArrow(choose, spark_schema(wanted))
 
 
 def _aggregated(

@@ -10,61 +10,30 @@ result to the last bit whatever the partitions. Departure: an event is as old as
 ages are off by at most one pane.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from ramify.compiled import Ints, SmallInts
 from ramify.errors import InputError
 from ramify.pipeline.overlap_kernels import add_weights
+from ramify.pipeline.tables import CLASS_SUMS, spark_schema
 
 __all__ = [
     "ALL_CLASSES",
-    "CLASS_SUMS",
-    "SELECTIVITY",
     "class_sums",
     "compressed_rows",
     "selectivity",
-    "table_schema",
 ]
-
-
-def table_schema(columns: Mapping[str, pa.DataType]) -> pa.Schema:
-    """An Arrow schema of named columns. (The stubs of pyarrow want a list of one type.)"""
-    return pa.schema(columns)
 
 
 ALL_CLASSES = -1
 """The class number under which `class_sums` counts every event, matched or not."""
 
-CLASS_SUMS = table_schema(
-    {
-        "pane": pa.int64(),
-        "class": pa.int32(),
-        "events": pa.int64(),
-        "bytes": pa.int64(),
-        "patterns": pa.int64(),
-    }
-)
-"""Per pane and class: the events and bytes it matched, and the rows of the demand table they are in."""
-
-SELECTIVITY = table_schema(
-    {
-        "class": pa.int32(),
-        "events": pa.int64(),
-        "bytes": pa.int64(),
-        "share": pa.float64(),
-        "recent_events": pa.float64(),
-        "recent_bytes": pa.float64(),
-        "recent_share": pa.float64(),
-    }
-)
-"""Per class: what it matched, its share of all events, and the same with decay (null without)."""
 
 _MOST_CELLS = 1 << 22
 
@@ -115,9 +84,7 @@ def class_sums(demand: DataFrame, classes_count: int, *, by_pane: bool = False) 
     def count(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return _counted(rows, classes_count)
 
-    partial = demand.select(pane, "classes", "count", "bytes").mapInArrow(
-        count, from_arrow_schema(CLASS_SUMS)
-    )
+    partial = demand.select(pane, "classes", "count", "bytes").mapInArrow(count, spark_schema(CLASS_SUMS))
     whole = [F.sum(name).alias(name) for name in ("events", "bytes", "patterns")]
     return partial.groupBy("pane", "class").agg(*whole)
 

@@ -12,36 +12,11 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.pandas.types import from_arrow_schema
 
-from ramify.pipeline.selectivity import compressed_rows, table_schema
+from ramify.pipeline.selectivity import compressed_rows
+from ramify.pipeline.tables import spark_schema, table_schema
 
-__all__ = ["PUBLISHED", "TRAFFIC", "published", "traffic"]
-
-TRAFFIC = table_schema(
-    {
-        "publisher": pa.int32(),
-        "destination": pa.int32(),
-        "events": pa.int64(),
-        "bytes": pa.int64(),
-    }
-)
-"""Per pair of brokers: events published at one that the other must get; both the same: matched at home."""
-
-PUBLISHED = table_schema(
-    {
-        "publisher": pa.int32(),
-        "events": pa.int64(),
-        "bytes": pa.int64(),
-        "leaving_events": pa.int64(),
-        "leaving_bytes": pa.int64(),
-        "home_only_events": pa.int64(),
-        "home_only_bytes": pa.int64(),
-        "unmatched_events": pa.int64(),
-        "unmatched_bytes": pa.int64(),
-    }
-)
-"""Per broker: all it publishes, in three parts: some other broker wants it, only itself, nobody."""
+__all__ = ["published", "traffic"]
 
 
 def traffic(demand: DataFrame, hosts: Sequence[int] | None = None) -> DataFrame:
@@ -73,7 +48,7 @@ def published(demand: DataFrame) -> DataFrame:
 
 def _matched_at_home(demand: DataFrame, hosts: "np.ndarray[Any, np.dtype[np.int64]]") -> DataFrame:
     """The patterns that match a class at their publisher's broker, summed per batch."""
-    schema = from_arrow_schema(
+    schema = spark_schema(
         table_schema(
             {"publisher": pa.int32(), "destination": pa.int32(), "count": pa.int64(), "bytes": pa.int64()}
         )

@@ -164,21 +164,21 @@ def broken(price: Price, rules: Rules) -> list[Broken]:
     """The rules that a priced plan breaks: latencies by class, then in the order of the rules.
 
     `InputError` for a place that the plan's overlay has not, and where a rate is asked of a demand whose
-    time span is not known. O(classes + brokers * residency rules + patterns).
+    time span is not known. O(classes + brokers * residency rules).
     """
     rules.require_known(price.overlay)
-    if (rules.capacity or rules.quotas) and price.demand.events and not price.demand.seconds > 0:
+    if (rules.capacity or rules.quotas) and price.volume.events and not price.volume.seconds > 0:
         raise InputError(
             "capacity and quota are rates, but the time that these events span is not known. Say how long "
             "it was (--hours), or use events that carry a time."
         )
-    if len(rules.residency) > price.demand.tag_filters and price.demand.events:
+    if len(rules.residency) > price.volume.tag_filters and price.volume.events:
         raise InputError(
             f"{len(rules.residency)} residency rules, but the events were held against "
-            f"{price.demand.tag_filters} of them. Tally them with the rules' tags."
+            f"{price.volume.tag_filters} of them. Tally them with the rules' tags."
         )
     found = list(_latencies(price))
-    if price.demand.events:
+    if price.volume.events:
         found += _capacities(price, rules)
         found += _quotas(price, rules)
         for tag, rule in enumerate(rules.residency):
@@ -228,7 +228,7 @@ def _residencies(price: Price, rule: Residency, tag: int) -> Iterator[Broken]:
     forbidden = rule.forbids(price.overlay) & (price.entered & bit != 0)
     if not forbidden.any():
         return
-    published, wanted = _unavoidable(price, bit)
+    published, wanted = price.published & bit != 0, price.wanted & bit != 0
     parts = {
         "published at {}, where no plan can keep them out": forbidden & published,
         "wanted by subscriptions at {}, where no plan can keep them out": forbidden & ~published & wanted,
@@ -245,16 +245,6 @@ def _residencies(price: Price, rule: Residency, tag: int) -> Iterator[Broken]:
         f"events where {rule.events} are at {int(forbidden.sum())} of the brokers that they may not be at: "
         + "; ".join(said),
     )
-
-
-def _unavoidable(price: Price, bit: np.uint64) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """bool[n] twice: where events with a tag are published, and where a class that they match is hosted."""
-    demand, hosts = price.demand, price.plan.classes.broker
-    tagged = (demand.tags & bit != 0) & (demand.count > 0)
-    published, wanted = np.zeros((2, len(price.overlay)), dtype=np.bool_)
-    published[demand.publisher[tagged]] = True
-    wanted[hosts[demand.classes[np.repeat(tagged, np.diff(demand.start))]]] = True
-    return published, wanted
 
 
 def _above(found: Any, limit: Any) -> Any:
