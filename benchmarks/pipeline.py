@@ -66,8 +66,8 @@ SCHEMA = EventSchema(
 
 
 def picks(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
-    """Words, the common ones more often: word k with weight 1 / (k + 200)."""
-    cumulative = np.cumsum(1 / (np.arange(VOCABULARY) + 200))
+    """Words, the common ones more often: word k with weight 1 / (k + 2,000)."""
+    cumulative = np.cumsum(1 / (np.arange(VOCABULARY) + 2_000))
     return np.searchsorted(cumulative, rng.random(shape) * cumulative[-1])
 
 

@@ -23,6 +23,9 @@ from ramify.planning.tally import Tally
 from ramify.workloads.catalog import workload_from
 
 SCHEMES = ("mst", "single", "mult")
+# Not majumder's 2 % here: on so few brokers an event would have one destination at most, and a tree for
+# each subscription would meet the bound whatever the seed.
+WORKLOAD = "demo:events=4000"
 SEEDS = 4
 
 
@@ -30,7 +33,7 @@ def held_out_gap(trial: Mapping[str, Any]) -> dict[str, Any]:
     """The experiment: price over bound, on events that the scheme has not seen."""
     seed = trial["seed"]
     overlay = random_overlay(trial["brokers"], seed)
-    workload = workload_from("majumder:events=4000:keywords=60", overlay, seed)
+    workload = workload_from(trial["workload"], overlay, seed)
     classes = Classes.collapse(workload.subscriptions, overlay, workload.schema.attributes)
     tally = Tally(classes, overlay, workload.attachments, split=Split(SHARES, seed=seed))
     for batch in workload.batches():
@@ -45,7 +48,7 @@ def held_out_gap(trial: Mapping[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Run what is not done yet, and print a line per scheme."""
     out = Path(sys.argv[1] if len(sys.argv) > 1 else "build/sweep.jsonl")
-    trials = grid(scheme=SCHEMES, brokers=[24], seeds=SEEDS)
+    trials = grid(scheme=SCHEMES, workload=[WORKLOAD], brokers=[24], seeds=SEEDS)
     with spark_session("local[*]") as spark:
         table = sweep(spark, held_out_gap, trials, out)
     found = records(table)

@@ -22,8 +22,8 @@ Time is event time. The *mark* is the newest time seen in earlier batches.
 
 Events without a time are neither late nor dropped; they are in no window, only in `PaneStore.everything`.
 
-The driver decides who is counted: it holds the ids and times of one micro-batch, and the ids of one earlier
-batch at a time; so limit how many rows a trigger takes. Events themselves stay in tasks.
+The driver decides who is counted: it holds the ids and times of one micro-batch, and about as many ids of
+earlier ones; so limit how many rows a trigger takes. Events themselves stay in tasks.
 
 Where it runs: classic sessions, local or on a cluster, with `out` in a file system of the driver. Over
 Connect Spark calls the job in a process beside the server: `out` and checkpoint are paths there, and
@@ -50,6 +50,7 @@ from ramify.content.events import BODY, FIXED_COLUMNS, EventSchema
 from ramify.content.filters import Filter
 from ramify.errors import InputError
 from ramify.pipeline.failures import doing
+from ramify.pipeline.matching import Shards, ship_matcher
 from ramify.pipeline.panes import UNKNOWN, Facts, PaneStore, write_parquet
 from ramify.pipeline.passes import Reckoned, reckoned
 from ramify.pipeline.session import is_connect
@@ -146,9 +147,10 @@ class PaneJob:
     dedupe_us: int | None
     keep_us: int | None
     merge_every: int = 64
-    # The session that files were sent in. Spark makes a new handle for every batch; this one must stay, as
-    # what was sent waits as long as the handle lives.
+    # The session that the matcher was sent in, once. Spark makes a new handle for every batch; this one
+    # must stay, as what was sent waits as long as the handle lives.
     _session: SparkSession | None = field(default=None, repr=False)
+    _shards: Shards | None = field(default=None, repr=False)
 
     @classmethod
     def of(
@@ -176,7 +178,7 @@ class PaneJob:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_session": None}
+        return {**self.__dict__, "_session": None, "_shards": None}
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Count a micro-batch, unless that has been done. Deterministic, given the batches before it."""
@@ -184,13 +186,15 @@ class PaneJob:
         store.begin(self.about)
         if store.has(number):
             return
-        session = self._session = self._session or batch.sparkSession
+        if self._session is None or self._shards is None:
+            self._session = batch.sparkSession
+            self._shards = ship_matcher(self._session, self.filters)
         mark_us = store.facts().mark_us
         frame, names = self._numbered(batch)
         frame.persist()
         try:
             sifting = self._sift(frame.select("_id", _TIME, _HASH, _ROW).toArrow(), number, mark_us)
-            self._publish(session, number, sifting.facts, _without(frame, sifting, names))
+            self._publish(number, sifting.facts, _without(frame, sifting, names))
         finally:
             frame.unpersist()
         if self.dedupe_us is not None:
@@ -211,8 +215,10 @@ class PaneJob:
         self._ids.write(number, sifting.fresh, sifting.facts.mark_us)
         return sifting
 
-    def _publish(self, session: SparkSession, number: int, facts: Facts, events: DataFrame) -> None:
-        with reckoned(session, Rows.of(events), self.filters, self.counting) as found:
+    def _publish(self, number: int, facts: Facts, events: DataFrame) -> None:
+        assert self._session is not None, "a batch has come"
+        assert self._shards is not None, "the matcher was sent"
+        with reckoned(self._session, Rows.of(events), self._shards, self.counting) as found:
             patterns = found.patterns.toArrow()
             unknown = _strangers(events, self.counting, found)
             totals = found.totals
@@ -267,7 +273,7 @@ def sift(
     duplicate = np.zeros(len(rows), dtype=np.bool_)
     if seen is not None:
         duplicate |= _repeated(rows)
-        for earlier in seen:
+        for earlier in _lots(seen, len(ids)):
             known = earlier.filter(compute.is_in(earlier, value_set=ids))
             duplicate |= np.asarray(compute.is_in(ids, value_set=known))
         duplicate &= np.asarray(compute.fill_null(compute.not_equal(ids, ""), False))
@@ -282,6 +288,18 @@ def sift(
     facts = Facts(len(rows), counts[0], counts[1], counts[2], mark_us=max(marks, default=None))
     removed = np.asarray(rows[_ROW].combine_chunks())[duplicate | dropped]
     return Sifting(facts, removed, ids.filter(pa.array(~duplicate)))
+
+
+def _lots(columns: Iterable[Any], rows: int) -> Iterator[Any]:
+    """The same ids, at least so many at a time: every lookup goes through the whole batch once."""
+    held: list[Any] = []
+    for column in columns:
+        held.append(column)
+        if sum(map(len, held)) >= rows:
+            yield pa.concat_arrays(held)
+            held = []
+    if held:
+        yield pa.concat_arrays(held)
 
 
 def _repeated(rows: pa.Table) -> npt.NDArray[np.bool_]:

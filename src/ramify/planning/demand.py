@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from ramify.network.terminals import TerminalSets
 from ramify.planning.classes import Classes
+from ramify.planning.pattern_kernels import first_of_equals, gather_lists, sort_patterns
 from ramify.planning.pattern_rows import class_lists
 
 __all__ = ["MAX_TAGS", "NO_CELL", "Demand"]
@@ -111,24 +112,34 @@ class Demand:
 
         Windows and panes are not told apart. No Python per row; O(rows log rows).
         """
-        merged = _merged(rows)
-        start, classes = class_lists(merged["classes"])
-        clients: Any = merged["client"].combine_chunks().dictionary_encode()
-        return cls(
-            publisher=_numpy(merged["publisher"], np.int32),
-            client=np.asarray(clients.indices.fill_null(-1), dtype=np.int32),
-            cell=_numpy(merged["cell"], np.int32),
+        start, classes = class_lists(rows["classes"])
+        client, clients = _numbered(rows["client"])
+        publisher, cell = _numpy(rows["publisher"], np.int32), _numpy(rows["cell"], np.int32)
+        tags = _numpy(rows["tags"], np.int64).view(np.uint64)
+        # flipping the first bit makes the signed order that of the unsigned bits
+        bits = (tags ^ np.uint64(1 << 63)).view(np.int64)
+        keys = np.stack((publisher, client, cell, bits), axis=1).astype(np.int64)
+        order, first = _in_order(keys, start, classes)
+        every = cls(
+            publisher=publisher,
+            client=client,
+            cell=cell,
             start=start,
             classes=classes,
-            count=_numpy(merged["count"], np.int64),
-            size=_numpy(merged["bytes"], np.int64),
-            tags=_numpy(merged["tags"], np.uint64),
-            clients=tuple(clients.dictionary.to_pylist()),
+            count=_numpy(rows["count"], np.int64),
+            size=_numpy(rows["bytes"], np.int64),
+            tags=tags,
+            clients=clients,
             seconds=seconds,
             factor=factor,
             tag_filters=tag_filters,
             unknown=dict(unknown or {}),
         )
+        if not len(first):
+            return every
+        sums = (np.add.reduceat(column[order], first) for column in (every.count, every.size))
+        count, size = sums
+        return replace(every.take(order[first]), count=count, size=size)
 
     def scaled(self, factor: float) -> "Demand":
         """The same patterns, each event standing for `factor` times as many."""
@@ -139,14 +150,15 @@ class Demand:
         chosen = np.asarray(rows, dtype=np.int64)
         length = np.diff(self.start)[chosen]
         start = np.concatenate(([0], np.cumsum(length))).astype(np.int64)
-        at = np.arange(int(start[-1])) + np.repeat(self.start[chosen] - start[:-1], length)
+        classes = np.empty(int(start[-1]), dtype=np.int32)
+        gather_lists(self.start, self.classes, chosen, start, classes)
         return replace(
             self,
             publisher=self.publisher[chosen],
             client=self.client[chosen],
             cell=self.cell[chosen],
             start=start,
-            classes=self.classes[at],
+            classes=classes,
             count=self.count[chosen],
             size=self.size[chosen],
             tags=self.tags[chosen],
@@ -197,25 +209,37 @@ def _assembled(sums: _Sums, clients: tuple[str, ...], seconds: float) -> Demand:
     )
 
 
-_ORDER = ("publisher", "client", "cell", "tags", "classes")
-
-
-def _merged(rows: pa.Table) -> pa.Table:
-    """Distinct patterns in order, with sums. Clients come out sorted, so their numbers are too."""
-    bits: Any = rows["tags"].cast(pa.int64())
-    whole = rows.set_column(rows.schema.get_field_index("tags"), "tags", _as_bits(bits))
-    grouped = whole.group_by(list(_ORDER), use_threads=False).aggregate(
-        [("count", "sum"), ("bytes", "sum")]
+def _in_order(
+    keys: npt.NDArray[np.int64], start: npt.NDArray[np.int64], classes: npt.NDArray[np.int32]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The rows in the order of patterns, and where in it each distinct pattern begins."""
+    # by the broker and the first two classes, which leaves little to compare
+    held = np.diff(start)
+    first, second = (
+        np.where(held > k, classes[np.minimum(start[:-1] + k, len(classes) - 1)] + 1, 0)
+        if len(classes)
+        else held
+        for k in (0, 1)
     )
-    grouped = grouped.rename_columns([name.removesuffix("_sum") for name in grouped.column_names])
-    keys: Any = [(name, "ascending") for name in _ORDER]
-    return grouped.take(pc.sort_indices(grouped, sort_keys=keys))
+    rough = (keys[:, 0] << 42) ^ (first.astype(np.int64) << 21) ^ second
+    order = np.argsort(rough, kind="stable").astype(np.int64)
+    order = sort_patterns(keys, start, classes, order, np.empty_like(order))
+    marks = np.empty(len(keys), dtype=np.uint8)
+    first_of_equals(keys, start, classes, order, marks)
+    return order, np.flatnonzero(marks)
 
 
-def _as_bits(column: Any) -> Any:
-    """Signed numbers as the unsigned ones with the same bits."""
-    chunks = [pa.array(np.asarray(chunk, dtype=np.int64).view(np.uint64)) for chunk in column.chunks]
-    return pa.chunked_array(chunks, pa.uint64())
+def _numbered(column: Any) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
+    """Names as numbers, -1 where there is none, and the names by number, sorted."""
+    whole: Any = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    coded = whole.dictionary_encode()
+    names: Any = coded.dictionary
+    rank = np.empty(len(names) + 1, dtype=np.int32)
+    ordered = np.asarray(pc.sort_indices(names), dtype=np.int64)
+    rank[ordered] = np.arange(len(names))
+    rank[-1] = -1
+    codes = np.asarray(coded.indices.fill_null(len(names)), dtype=np.int64)
+    return rank[codes], tuple(names.take(pa.array(ordered)).to_pylist())
 
 
 def _numpy(column: Any, dtype: Any) -> npt.NDArray[Any]:

@@ -9,7 +9,17 @@ import numpy as np
 
 from ramify.compiled import Bytes, Hash, Hashes, Int, Ints, SmallInts, compiled, inlined
 
-__all__ = ["COLUMNS", "PUBLISHER", "TAGS", "hash_texts", "place_patterns", "tally_rows"]
+__all__ = [
+    "COLUMNS",
+    "PUBLISHER",
+    "TAGS",
+    "first_of_equals",
+    "gather_lists",
+    "hash_texts",
+    "place_patterns",
+    "sort_patterns",
+    "tally_rows",
+]
 
 COLUMNS = 6
 """split, pane, publisher, client, cell, tags."""
@@ -131,3 +141,69 @@ def tally_rows(
         count[found] += 1
         size[found] += sizes[r]
     return patterns
+
+
+@compiled
+def compare_patterns(keys: Ints, start: Ints, classes: SmallInts, a: Int, b: Int) -> Int:
+    """Order of two patterns: by their columns, then by their lists of classes; -1, 0 or 1."""
+    for k in range(keys.shape[1]):
+        if keys[a, k] != keys[b, k]:
+            return -1 if keys[a, k] < keys[b, k] else 1
+    i, j = start[a], start[b]
+    while i < start[a + 1] and j < start[b + 1]:
+        if classes[i] != classes[j]:
+            return -1 if classes[i] < classes[j] else 1
+        i += 1
+        j += 1
+    if i == start[a + 1] and j == start[b + 1]:
+        return 0
+    return -1 if i == start[a + 1] else 1
+
+
+@compiled
+def sort_patterns(keys: Ints, start: Ints, classes: SmallInts, order: Ints, spare: Ints) -> Ints:
+    """The patterns' numbers in order: a merge sort, stable. Both arrays are used; one is the result.
+
+    `order` holds the numbers to begin with; halves that are in order are only copied, so a good order to
+    begin with saves most comparisons. numba's own sorts take no comparison. O(n log n) at worst.
+    """
+    n = len(order)
+    width = 1
+    while width < n:
+        for low in range(0, n, 2 * width):
+            middle, high = min(low + width, n), min(low + 2 * width, n)
+            if middle < high and (
+                compare_patterns(keys, start, classes, order[middle - 1], order[middle]) <= 0
+            ):
+                for k in range(low, high):
+                    spare[k] = order[k]
+                continue
+            i, j = low, middle
+            for k in range(low, high):
+                if i < middle and (
+                    j >= high or compare_patterns(keys, start, classes, order[i], order[j]) <= 0
+                ):
+                    spare[k] = order[i]
+                    i += 1
+                else:
+                    spare[k] = order[j]
+                    j += 1
+        order, spare = spare, order
+        width *= 2
+    return order
+
+
+@compiled
+def first_of_equals(keys: Ints, start: Ints, classes: SmallInts, order: Ints, first: Bytes) -> None:
+    """Mark, in an order that puts equal patterns together, the first of each."""
+    for k in range(len(order)):
+        first[k] = k == 0 or compare_patterns(keys, start, classes, order[k - 1], order[k]) != 0
+
+
+@compiled
+def gather_lists(start: Ints, classes: SmallInts, rows: Ints, into: Ints, out: SmallInts) -> None:
+    """Copy the lists of some rows, one after another, to where `into` says each begins."""
+    for k in range(len(rows)):
+        at = start[rows[k]]
+        for i in range(into[k + 1] - into[k]):
+            out[into[k] + i] = classes[at + i]
