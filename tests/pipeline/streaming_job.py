@@ -71,5 +71,7 @@ def start(spark: SparkSession, log: Path, out: Path) -> StreamingQuery:
 
 
 if __name__ == "__main__":
-    with spark_session("local[1]", memory="1g", conf={"spark.sql.shuffle.partitions": "1"}) as session:
-        finish(start(session, Path(sys.argv[1]), Path(sys.argv[2])))
+    log, out = Path(sys.argv[1]), Path(sys.argv[2])
+    settings = {"spark.sql.shuffle.partitions": "1"}
+    with spark_session("local[1]", memory="1g", conf=settings, scratch=out.parent) as session:
+        finish(start(session, log, out))

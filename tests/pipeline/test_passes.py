@@ -167,6 +167,20 @@ def test_a_task_that_gives_back_early_gives_the_same(
     assert [kind(table, Kind.REJECTED).num_rows for table in (whole, cut)] == [2 * EVENTS // 100] * 2
 
 
+def test_patterns_that_spark_adds_up_are_those_that_the_driver_adds_up(
+    spark: SparkSession,
+    workload: Workload,
+    classes: Classes,
+    overlay: Overlay,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counting = Counting.of(classes, overlay, workload.attachments, split=SPLIT)
+    with reckoned(spark, Generated.of(workload), classes.filters, counting, partitions=3) as found:
+        here = found.windows()
+        monkeypatch.setattr(passes, "_MOST_COLLECTED", 0)
+        same_windows(found.windows(), here)
+
+
 def test_panes_add_up_to_the_whole_and_hold_the_right_times(
     spark: SparkSession, workload: Workload, classes: Classes, overlay: Overlay
 ) -> None:

@@ -35,6 +35,7 @@ from ramify.content.matcher import FrozenMatcher, Matcher, Matches
 from ramify.content.matcher_files import open_matcher, write_matcher
 from ramify.errors import LimitError, SchemaError
 from ramify.pipeline.shipping import ship, shipped, waiting_room
+from ramify.pipeline.sources import numbered
 
 __all__ = [
     "HELD_BYTES",
@@ -196,14 +197,14 @@ def map_batches(
 ) -> DataFrame:
     """`mapInArrow` over some columns of a frame (all, unless named), whatever they are called.
 
-    Spark 4.3 finds the columns of `mapInArrow` by name, and so stumbles over dots (order.price) and over
-    names that differ in case only. Here they travel under numbers, and have their own names in `function`.
+    They travel under numbers (`numbered` says why), and have their own names in `function`.
     """
-    numbered = frame.toDF(*(f"c{k}" for k in range(len(frame.columns))))
     there = {name: k for k, name in enumerate(frame.columns)}
     names = list(frame.columns) if columns is None else list(columns)
-    return numbered.select(*(f"c{there[name]}" for name in names)).mapInArrow(
-        partial(_named, names, function), schema
+    return (
+        numbered(frame)
+        .select(*(f"c{there[name]}" for name in names))
+        .mapInArrow(partial(_named, names, function), schema)
     )
 
 

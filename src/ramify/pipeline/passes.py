@@ -44,7 +44,8 @@ class Kind(IntEnum):
     UNKNOWN = 3  # split, client; count: events
     SPAN = 4  # split; count: events, start: first and position: last time in microseconds
     UNREACHED = 5  # file: the path; count: values that no filter can reach
-    READ = 6  # count: events read, bytes: records rejected, line: rejects, position: events thinned out
+    # count: events read, bytes: records rejected, line: rejects, position: thinned out, start: patterns
+    READ = 6
     DIGEST = 7  # raw: what a digest makes of a task's patterns
 
 
@@ -70,6 +71,8 @@ Step: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _MOST_PATTERNS = 1 << 21
 _MOST_ENTRIES = 1 << 26
 _MOST_REJECTS = 1 << 14
+# Patterns of all tasks together up to which the driver adds them up by itself.
+_MOST_COLLECTED = 1 << 22
 _KEYS = PATTERNS.names[:-2]
 _PLACE = ("file", "start", "position")
 
@@ -118,13 +121,19 @@ class Reckoned:
     counting: Counting
     tag_filters: int
     _rows: DataFrame
+    _pattern_rows: int
     _unread: tuple[Reject, ...]
 
     def windows(self) -> Windows:
-        """The demands, in this process."""
-        return Windows.of_rows(
-            _arrow(self.patterns), self.counting.split, self.spans, self.unknown, self.tag_filters
-        )
+        """The demands, in this process.
+
+        Equal patterns of different tasks are added up here, unless they are so many that Spark must.
+        """
+        if self._pattern_rows <= _MOST_COLLECTED:
+            rows = _arrow(self._of(Kind.PATTERN, *PATTERNS.names))
+        else:
+            rows = _arrow(self.patterns)
+        return Windows.of_rows(rows, self.counting.split, self.spans, self.unknown, self.tag_filters)
 
     @property
     def quarantine(self) -> DataFrame:
@@ -241,17 +250,21 @@ class _Task:
 
     def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tally, told = PatternTally(self.counting), _Told()
+        # how many patterns the task gave back
+        given = 0
         chunks = self.shards.match_each(self.source.read(rows), lambda chunk: chunk.batch)
         for chunk, matches in chunks:
             told.add(chunk)
             tally.add(chunk.batch, matches)
             if len(tally) > _MOST_PATTERNS or tally.class_entries > _MOST_ENTRIES:
+                given += len(tally)
                 yield from self._patterns(tally)
             if len(told.rejected) > _MOST_REJECTS:
                 yield told.drain()
+        given += len(tally)
         yield from self._patterns(tally)
         yield told.drain()
-        yield told.summary(tally)
+        yield told.summary(tally, given)
 
     def _patterns(self, tally: PatternTally) -> Iterator[pa.RecordBatch]:
         drained = tally.drain()
@@ -290,7 +303,7 @@ class _Told:
         rows, self.rejected = self.rejected, []
         return _rows(rows)
 
-    def summary(self, tally: PatternTally) -> pa.RecordBatch:
+    def summary(self, tally: PatternTally, patterns: int) -> pa.RecordBatch:
         """Everything else, at the end."""
         rows: list[dict[str, Any]] = [*self._pieces]
         for (split, name), count in tally.unknown.items():
@@ -301,7 +314,7 @@ class _Told:
         for path, count in self._unreached.items():
             rows.append({"kind": Kind.UNREACHED, "file": path, "count": count})
         read = {"count": self._good, "bytes": self._bad, "line": self._faults, "position": tally.thinned}
-        rows.append({"kind": Kind.READ, **read})
+        rows.append({"kind": Kind.READ, "start": patterns, **read})
         return _rows(rows)
 
 
@@ -382,6 +395,7 @@ def _gathered(rows: DataFrame, source: Source, counting: Counting, tag_filters: 
         counting=counting,
         tag_filters=tag_filters,
         _rows=rows,
+        _pattern_rows=sum(row["start"] for row in by_kind[Kind.READ]),
         _unread=tuple(unread),
     )
 

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from ramify.content.events import BODY, FIXED_COLUMNS, NULLS, SIZE_BYTES, EventSchema
 from ramify.errors import SchemaError
 
-__all__ = ["Chunk", "Counted", "Reject", "Rows", "Source", "fitted"]
+__all__ = ["Chunk", "Counted", "Reject", "Rows", "Source", "fitted", "numbered"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +118,7 @@ class Rows:
             raise SchemaError("the frame has no column 'id'; every event needs one, give it a string")
         missing = [f for f in FIXED_COLUMNS if f.name not in columns.names]
         schema = EventSchema.of_batch(pa.schema([*columns, *missing]))
-        # By position: Spark cannot hand a column whose name has a dot to Python.
-        return cls(schema, tuple(columns.names), _numbered(events))
+        return cls(schema, tuple(columns.names), numbered(events))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The frame stays on the driver; a task gets its rows.
@@ -131,7 +130,7 @@ class Rows:
         kept = {name: kind for name, kind in self.schema.attributes.items() if name in paths}
         wanted = {*FIXED_COLUMNS.names, *kept} - {BODY}
         at = [i for i, name in enumerate(self.columns) if name in wanted]
-        frame = _numbered(self.events.select([f"c{i}" for i in at]))
+        frame = numbered(self.events.select([f"c{i}" for i in at]))
         return Rows(EventSchema(kept), tuple(self.columns[i] for i in at), frame)
 
     def frame(self, spark: SparkSession) -> DataFrame:
@@ -149,7 +148,12 @@ class Rows:
         return ()
 
 
-def _numbered(frame: DataFrame) -> DataFrame:
+def numbered(frame: DataFrame) -> DataFrame:
+    """The same columns under the names c0, c1, ...
+
+    Spark 4.3 finds the columns of `mapInArrow` by name, and so stumbles over dots (order.price) and over
+    names that differ in case only.
+    """
     return frame.toDF(*(f"c{i}" for i in range(len(frame.columns))))
 
 
