@@ -42,7 +42,8 @@ class Place:
     conf: Mapping[str, str] = field(default_factory=dict)
 
 
-LOCAL = Place("local[2]", {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
+SMALL = {"spark.sql.shuffle.partitions": "2"}  # the jobs are tiny: 200 tasks a shuffle would take minutes
+LOCAL = Place("local[2]", {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1", **SMALL})
 
 
 @contextmanager
@@ -88,6 +89,7 @@ def connect_server(folder: Path, *, timeout_s: float = 120.0) -> Iterator[Place]
             "spark.connect.grpc.binding.address": "127.0.0.1",
             "spark.connect.grpc.binding.port": str(port),
             "spark.connect.authenticate.token": token,
+            **SMALL,
         },
     )
     command = [str(BIN / "spark-submit"), "--properties-file", str(settings)]
@@ -98,13 +100,13 @@ def connect_server(folder: Path, *, timeout_s: float = 120.0) -> Iterator[Place]
         yield Place(f"sc://127.0.0.1:{port}/;token={token}")
 
 
-def run_job(place: Place, script: Path, folder: Path, *arguments: str, timeout_s: float = 180.0) -> Path:
+def run_job(place: Place, script: Path, folder: Path, *arguments: str, timeout_s: float = 400.0) -> Path:
     """Run one job script at `place` and return the file that it wrote."""
     return run_jobs(place, [(script, arguments)], folder, timeout_s=timeout_s)[0]
 
 
 def run_jobs(
-    place: Place, jobs: Sequence[tuple[Path, Sequence[str]]], folder: Path, *, timeout_s: float = 180.0
+    place: Place, jobs: Sequence[tuple[Path, Sequence[str]]], folder: Path, *, timeout_s: float = 400.0
 ) -> list[Path]:
     """Run job scripts one after another in one driver process; the files they wrote, in their order."""
     folder.mkdir(parents=True, exist_ok=True)

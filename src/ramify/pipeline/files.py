@@ -11,6 +11,7 @@ quarantined as too large. The same decoders read both, so both give the same eve
 """
 
 import os
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from glob import glob
@@ -24,7 +25,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
 
-from ramify.content.events import AttributeType, EventSchema, widen
+from ramify.content.events import AttributeType, EventSchema
 from ramify.content.flatten import PLAIN, FieldMapping
 from ramify.content.readers import LogKind
 from ramify.errors import InputError
@@ -100,8 +101,8 @@ class Files:
         """The events in files, directories (all files below), globs and URLs of any kind that Spark reads.
 
         Without a schema, a Spark job looks at the first records of up to 64 files spread over the list:
-        the first file that has an attribute decides its type, integers widen to doubles, and what else
-        differs is in `conflicts`.
+        the type that most files have decides, integers widen to doubles, and what else differs is in
+        `conflicts`.
 
         Raises
         ------
@@ -386,18 +387,29 @@ def _heads(spark: SparkSession, files: Files) -> DataFrame:
 
 
 def _agreed(heads: Iterable[tuple[str, EventSchema]]) -> tuple[EventSchema, tuple[Conflict, ...]]:
-    """The first file that has an attribute decides its type; integers widen to doubles."""
-    types: dict[str, AttributeType] = {}
-    odd: dict[tuple[str, AttributeType], str] = {}
+    """The type that most files have decides, the first among equals; integers widen to doubles.
+
+    Integers and doubles count together.
+    """
+    seen: dict[str, list[tuple[AttributeType, str]]] = {}
     for path, schema in heads:
         for name, kind in schema.attributes.items():
-            wider = widen(types.setdefault(name, kind), kind)
-            if wider is None:
-                odd.setdefault((name, kind), shown(path))
-            else:
-                types[name] = wider
-    conflicts = (Conflict(name, types[name], kind, file) for (name, kind), file in odd.items())
-    return EventSchema(types), tuple(sorted(conflicts, key=lambda c: (c.attribute, c.other)))
+            seen.setdefault(name, []).append((kind, shown(path)))
+    types: dict[str, AttributeType] = {}
+    conflicts: dict[tuple[str, AttributeType], Conflict] = {}
+    for name, found in seen.items():
+        families = Counter(_WIDEST.get(kind, kind) for kind, _ in found)
+        family = families.most_common(1)[0][0]  # the first seen among equals
+        mine = {kind for kind, _ in found if _WIDEST.get(kind, kind) is family}
+        types[name] = family if len(mine) > 1 else mine.pop()
+        for kind, file in found:
+            if _WIDEST.get(kind, kind) is not family:
+                conflicts.setdefault((name, kind), Conflict(name, types[name], kind, file))
+    ordered = sorted(conflicts.values(), key=lambda c: (c.attribute, c.other))
+    return EventSchema(types), tuple(ordered)
+
+
+_WIDEST = {AttributeType.INT64: AttributeType.DOUBLE}
 
 
 def _escaped(path: str) -> str:

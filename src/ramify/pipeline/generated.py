@@ -170,7 +170,9 @@ def generate(
     where, local = _place(out)
     with doing(f"writing the workload to {out}"):
         if not overwrite and _is_taken(spark, where, local):
-            raise InputError("there are files here already; name an empty directory", path=str(out))
+            raise InputError(
+                "there are files here already; name an empty directory, or say to overwrite", path=str(out)
+            )
         _write_events(spark, workload, f"{where}/events", form, files)
         for name, lines in _beside(workload, overlay, form).items():
             _write_lines(spark, lines, where, local, name)

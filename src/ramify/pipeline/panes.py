@@ -363,14 +363,15 @@ class PaneStore:
 
     def _rows(self, view: _View, low: int | None, high: int | None) -> pa.Table:
         """Pattern rows of the panes in [low, high), or of all that are kept."""
+        span = None if low is None or high is None else range(low, high)
         tables = [
             _read(self.out / "merged" / name, PATTERNS)
             for pane, name in view.manifest.panes.items()
-            if low is None or (pane != _TIMELESS and low <= int(pane) < (high or low))
+            if span is None or (pane != _TIMELESS and int(pane) in span)
         ]
         for batch in view.batches:
             facts = self._facts_of(batch)
-            if low is None or _touches(facts, low, high or low):
+            if span is None or _touches(facts, span.start, span.stop):
                 rows = _read(self._place(batch) / "patterns.parquet", PATTERNS)
                 tables.append(_between(rows, low, high, view.manifest.floor_us))
         return pa.concat_tables([PATTERNS.empty_table(), *tables])
