@@ -10,7 +10,7 @@ Guarantee: every record of the source is counted, unknown, thinned out or quaran
 checked (`Totals`). All sums are of integers: the result does not depend on partitions or order.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -38,7 +38,7 @@ __all__ = ["PARTIAL", "Digest", "Kind", "Reckoned", "Totals", "partial_rows", "r
 class Kind(IntEnum):
     """What a row that comes out of a task is."""
 
-    PATTERN = 0  # the columns of `PATTERNS`
+    PATTERN = 0  # raw: many patterns (`PATTERNS`) as a stream of Arrow; count: how many
     REJECTED = 1  # file, start, position, line, reason, detail, raw; count: records it stands for
     PIECE = 2  # file, start; position: lines, count: records in it
     UNKNOWN = 3  # split, client; count: events
@@ -71,6 +71,7 @@ Step: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _MOST_PATTERNS = 1 << 21
 _MOST_ENTRIES = 1 << 26
 _MOST_REJECTS = 1 << 14
+_PACKED_PATTERNS = 1 << 16
 # Patterns of all tasks together up to which the driver adds them up by itself.
 _MOST_COLLECTED = 1 << 22
 _KEYS = PATTERNS.names[:-2]
@@ -130,7 +131,8 @@ class Reckoned:
         Equal patterns of different tasks are added up here, unless they are so many that Spark must.
         """
         if self._pattern_rows <= _MOST_COLLECTED:
-            rows = _arrow(self._of(Kind.PATTERN, *PATTERNS.names))
+            packed = _arrow(self._of(Kind.PATTERN, "raw")).to_batches()
+            rows = pa.Table.from_batches(_unpacked(packed), schema=PATTERNS)
         else:
             rows = _arrow(self.patterns)
         return Windows.of_rows(rows, self.counting.split, self.spans, self.unknown, self.tag_filters)
@@ -270,10 +272,12 @@ class _Task:
         drained = tally.drain()
         if not drained.num_rows:
             return
-        if self.digest is None:
-            yield partial_rows(Kind.PATTERN, drained)
-        else:
+        if self.digest is not None:
             yield from self.digest(drained)
+            return
+        for at in range(0, drained.num_rows, _PACKED_PATTERNS):
+            part = drained.slice(at, _PACKED_PATTERNS)
+            yield _rows([{"kind": Kind.PATTERN, "raw": _packed(part), "count": part.num_rows}])
 
 
 class _Told:
@@ -334,6 +338,21 @@ def _rows(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(plain, schema=PARTIAL)
 
 
+def _packed(patterns: pa.RecordBatch) -> bytes:
+    """Patterns as one value: Spark moves and keeps a few large values much faster than many small rows."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, PATTERNS) as stream:
+        stream.write_batch(patterns)
+    return sink.getvalue().to_pybytes()
+
+
+def _unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The patterns in a column of packed ones."""
+    for batch in batches:
+        for raw in batch.column("raw"):
+            yield from pa.ipc.open_stream(raw.as_buffer())
+
+
 def _reject_row(reject: Reject) -> dict[str, Any]:
     given = {name: getattr(reject, name) for name in (*_PLACE, "line", "reason", "detail", "raw")}
     return {"kind": Kind.REJECTED, **given, "count": reject.rows}
@@ -385,7 +404,8 @@ def _gathered(rows: DataFrame, source: Source, counting: Counting, tag_filters: 
         spans.setdefault(row["split"], Span()).add(Span(row["count"], row["start"], row["position"]))
     unknown = _summed(((row["split"], row["client"]), row["count"]) for row in by_kind[Kind.UNKNOWN])
     unread = source.unread({row["file"] for row in by_kind[Kind.PIECE]})
-    grouped = rows.where(sf.col("kind") == int(Kind.PATTERN)).groupBy(*_KEYS)
+    packed = rows.where(sf.col("kind") == int(Kind.PATTERN)).select("raw")
+    grouped = packed.mapInArrow(_unpacked, spark_schema(PATTERNS)).groupBy(*_KEYS)
     return Reckoned(
         totals=_totals(by_kind, sum(unknown.values()), len(unread)),
         patterns=grouped.agg(sf.sum("count").alias("count"), sf.sum("bytes").alias("bytes")),

@@ -2,26 +2,40 @@
 
 Owns the profile of a source. It judges nothing: how attributes become axes is for `histograms`, what is
 a bad record for the source.
+
+All that is known travels in one long form of rows (what, column, data, events), which Spark sums by the
+first three: tasks that read events write it, tasks that get the sums make it short, the driver merges what
+those leave. A task keeps a column's values while they are few. Once one has more than are counted exactly,
+there are more in all, and a sketch of hashes does: what is exact never depends on who read what.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
 
-from ramify.content.events import NULLS, SIZE_BYTES, AttributeType, EventSchema
+from ramify.content.events import FIXED_COLUMNS, NULLS, SIZE_BYTES, AttributeType, EventSchema
 from ramify.errors import InputError
 from ramify.pipeline.sources import Source
 from ramify.pipeline.tables import PROFILE, spark_schema, table_schema
+from ramify.planning.splits import text_hashes
 
 __all__ = ["profile"]
 
-
-_STANDARD_ERROR = 0.02
-_ARRAYS = (AttributeType.STRINGS, AttributeType.NUMBERS)
+_FIXED = ("id", "publisher", "time", SIZE_BYTES)
+_ID = 0
+_SKETCH = 2_560
+_STANDARD_ERROR = 0.02  # of a sketch: 1 / sqrt(_SKETCH - 2), rounded
 
 
 def profile(
@@ -29,10 +43,14 @@ def profile(
 ) -> DataFrame:
     """The profile of a source: a row per attribute, the fixed ones first, in the columns of `PROFILE`.
 
-    Distinct values are counted by HyperLogLog first; where it finds at most `exact_up_to`, exactly. The
-    source is read once and its columns (no bodies) are cached meanwhile; up to five queries run on
-    them. Texts are cut to `text_length` characters after comparing. Ties in `top` go to the smaller
-    text.
+    A column with at most `exact_up_to` different values has them counted exactly, and its commonest listed
+    (ties: the smaller text first); beyond, they are estimated. Ids are always counted exactly. One query
+    reads the source once, without bodies; of columns with many values, the ids alone go through Spark's
+    shuffle. A task holds about 2 `exact_up_to` values of a column, and a batch.
+
+    Texts are cut to `text_length` characters after comparing. Numbers are in their shortest form (2.0 is
+    2, 1e+20), times as 2026-01-31 09:00:00.000000Z, the rest as true and false. All that is no number
+    (NaN) is one value, outside every range; -0.0 is 0; nulls in arrays count for their length only.
 
     Raises
     ------
@@ -42,162 +60,242 @@ def profile(
     if min(exact_up_to, top, text_length) < 1:
         raise InputError("the limits of a profile must be positive")
     columns = _columns(source.schema)
-    frame = _attributes(spark, source, columns).persist()
-    try:
-        found = _aggregated(frame, columns, text_length)
-        few = [column for column in columns if found[column.name]["distinct"] <= exact_up_to]
-        counted = _value_counts(frame, few, top, text_length)
-        nulls = _explicit_nulls(frame)
-        duplicates = _duplicates(frame)
-    finally:
-        frame.unpersist()
-    rows = [
-        _row(column, found, counted.get(column.name), nulls.get(column.path, 0), duplicates)
-        for column in columns
-    ]
+    narrow, form = source.only(source.schema.attributes.keys()), spark_schema(_LONG)
+    long = narrow.frame(spark).mapInArrow(partial(_read, narrow, columns, exact_up_to), form)
+    summed = long.groupBy("what", "column", "data").agg(sf.sum("events").alias("events"))
+    short = summed.mapInArrow(partial(_shorten, exact_up_to, top), form)
+    found = _Digest(exact_up_to)
+    for batch in short.toArrow().cast(_LONG).to_batches():
+        found.take(batch, top)
+    rows = [_row(column, found, text_length) for column in columns]
     return spark.createDataFrame(rows, spark_schema(PROFILE))
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """An attribute, and the plain name of its column here: paths have dots, which Spark reads as fields."""
-
-    name: str
+    place: int
     path: str
     kind: AttributeType
 
     @property
     def is_array(self) -> bool:
-        return self.kind in _ARRAYS
+        return self.kind in (AttributeType.STRINGS, AttributeType.NUMBERS)
 
 
 def _columns(schema: EventSchema) -> list[_Column]:
-    fixed = {
-        "id": AttributeType.STRING,
-        "publisher": AttributeType.STRING,
-        "time": AttributeType.TIMESTAMP,
-        SIZE_BYTES: AttributeType.INT64,
-    }
+    fixed = {name: AttributeType.of_arrow(FIXED_COLUMNS.field(name).type) for name in _FIXED}
     kinds = {**fixed, **schema.attributes}
-    return [_Column(f"c{k}", path, kind) for k, (path, kind) in enumerate(kinds.items())]
+    return [_Column(place, path, kind) for place, (path, kind) in enumerate(kinds.items())]
 
 
-def _attributes(spark: SparkSession, source: Source, columns: Sequence[_Column]) -> DataFrame:
-    """The source's columns under plain names, and the lists of explicit nulls."""
-    wanted = table_schema(
-        {**{column.name: column.kind.arrow for column in columns}, "nulls": pa.list_(pa.string())}
-    )
-    paths = [*(column.path for column in columns), NULLS]
-
-    def choose(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for chunk in source.read(rows):
-            arrays = [chunk.batch.column(path) for path in paths]
-            yield pa.RecordBatch.from_arrays(arrays, schema=wanted)
-
-    return source.frame(spark).mapInArrow(choose, spark_schema(wanted))
-
-
-def _aggregated(
-    frame: DataFrame, columns: Sequence[_Column], text_length: int
-) -> dict[str, dict[str, Any]]:
-    """Per column: events, present, length, distinct (estimated), least and greatest."""
-    wanted = [F.count(F.lit(1)).alias("events")]
-    for column in columns:
-        name = column.name
-        wanted.append(F.count(name).alias(f"{name}_present"))
-        if column.is_array:
-            wanted.append(F.sum(F.size(name)).alias(f"{name}_length"))
-        else:
-            wanted += _summary(F.col(name), f"{name}_", text_length)
-    row = frame.agg(*wanted).first()
-    assert row is not None, "an aggregate without groups has one row"
-    found = {c.name: _picked(row.asDict(), c.name) | {"events": row["events"]} for c in columns}
-    for column in columns:
-        if column.is_array:
-            elements = frame.select(F.explode(column.name).alias("value"))
-            row = elements.agg(*_summary(F.col("value"), "", text_length)).first()
-            found[column.name] |= row.asDict() if row is not None else {}
-    return found
-
-
-def _summary(value: Column, prefix: str, text_length: int) -> list[Column]:
-    def text(edge: Column) -> Column:
-        return F.substring(edge.cast("string"), 1, text_length)
-
-    return [
-        F.approx_count_distinct(value, _STANDARD_ERROR).alias(f"{prefix}distinct"),
-        text(F.min(value)).alias(f"{prefix}least"),
-        text(F.max(value)).alias(f"{prefix}greatest"),
-    ]
-
-
-def _picked(row: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {key.removeprefix(f"{name}_"): v for key, v in row.items() if key.startswith(f"{name}_")}
-
-
-def _value_counts(
-    frame: DataFrame, columns: Sequence[_Column], top: int, text_length: int
-) -> dict[str, tuple[int, list[tuple[str, int]]]]:
-    """Per column with few values: how many there are, and the commonest with their events."""
-    if not columns:
-        return {}
-    texts = [_texts(column) for column in columns]
-    long = frame.select(F.explode(F.concat(*texts)).alias("v")).select("v.name", "v.value")
-    counts = long.groupBy("name", "value").agg(F.count(F.lit(1)).alias("events"))
-    ranked = F.array_sort(F.collect_list(F.struct((-F.col("events")).alias("rank"), "value")))
-    rows = counts.groupBy("name").agg(
-        F.count(F.lit(1)).alias("distinct"), F.slice(ranked, 1, top).alias("top")
-    )
-    found: dict[str, tuple[int, list[tuple[str, int]]]] = {column.name: (0, []) for column in columns}
-    for row in rows.collect():
-        tops = [(value[:text_length], -rank) for rank, value in row["top"]]
-        found[row["name"]] = row["distinct"], tops
-    return found
-
-
-def _texts(column: _Column) -> Column:
-    """The values in a column of an event, each once, as an array of (name, value); empty without any."""
-    value = F.col(column.name)
-    values = F.array_distinct(value) if column.is_array else F.array_compact(F.array(value))
-    named = F.transform(
-        values, lambda v: F.struct(F.lit(column.name).alias("name"), v.cast("string").alias("value"))
-    )
-    return F.coalesce(named, F.array().cast("array<struct<name:string,value:string>>"))
-
-
-def _explicit_nulls(frame: DataFrame) -> dict[str, int]:
-    exploded = frame.select(F.explode("nulls").alias("path"))
-    rows = exploded.groupBy("path").agg(F.count(F.lit(1)).alias("events")).collect()
-    return {row["path"]: row["events"] for row in rows}
-
-
-def _duplicates(frame: DataFrame) -> int:
-    """How many events have an id that another has, less one for each such id."""
-    row = frame.agg((F.count("c0") - F.countDistinct("c0")).alias("more")).first()
-    return int(row["more"]) if row is not None else 0
-
-
-def _row(
-    column: _Column,
-    found: Mapping[str, Mapping[str, Any]],
-    counted: tuple[int, list[tuple[str, int]]] | None,
-    nulls: int,
-    duplicates: int,
-) -> tuple[Any, ...]:
-    mine = found[column.name]
-    present = mine["present"]
-    length = mine["length"] / present if column.is_array and present else None
+def _row(column: _Column, found: "_Digest", text_length: int) -> tuple[Any, ...]:
+    place, sums, is_many = column.place, found.sums, found.is_many(column.place)
+    present, distinct = sums[_What.PRESENT, place], sums[_What.DISTINCT, place]
+    is_exact = place == _ID or not is_many
+    kind: Any = column.kind.arrow
+    edges = pa.array(found.ranges[place]).cast(kind.value_type if column.is_array else kind)
+    least, greatest = [text[:text_length] for text in _texts(edges).to_pylist()] or [None, None]
+    tops = found.values[place].to_pylist()
     return (
         column.path,
         str(column.kind),
-        mine["events"],
+        sums[_What.PRESENT, _ID],  # every event has an id
         present,
-        nulls,
-        mine["distinct"] if counted is None else counted[0],
-        _STANDARD_ERROR if counted is None else 0.0,
-        mine["least"],
-        mine["greatest"],
-        length,
-        None if counted is None else counted[1],
-        duplicates if column.path == "id" else None,
+        sums[_What.NULLS, place],
+        distinct if is_exact else _estimated(found.sketches[place]),
+        0.0 if is_exact else _STANDARD_ERROR,
+        least,
+        greatest,
+        sums[_What.LENGTH, place] / present if column.is_array and present else None,
+        None if is_many else [(row["data"].decode()[:text_length], row["events"]) for row in tops],
+        present - distinct if place == _ID else None,
     )
+
+
+def _read(
+    source: Source, columns: Sequence[_Column], exact_up_to: int, rows: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """What a task makes of the events that it reads."""
+    digest, place = _Digest(exact_up_to), {column.path: column.place for column in columns}
+    for chunk in source.read(rows):
+        for column in columns:
+            digest.add(column, chunk.batch.column(column.path))
+        nulls = _counted(pc.list_flatten(chunk.batch.column(NULLS)))
+        for path, events in zip(*(part.to_pylist() for part in nulls), strict=True):
+            if path in place:
+                digest.sums[_What.NULLS, place[path]] += events
+        if digest.values[_ID].num_rows > exact_up_to:
+            yield from _long(_What.VALUE, _ID, digest.values.pop(_ID))
+    for column in columns[_ID + 1 :]:
+        digest.merge_values(column.place)
+    yield from digest.rows(_What.VALUE)
+
+
+def _shorten(exact_up_to: int, top: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What a task makes of summed rows: few of them."""
+    digest = _Digest(exact_up_to)
+    for batch in rows:
+        digest.take(batch, top)
+    yield from digest.rows(_What.TOP)
+
+
+class _What(IntEnum):
+    """What a row says of its column: of its data how many events, or a number in the place of events."""
+
+    VALUE = 0  # a value as text, and how many events have it
+    TOP = 1  # the same, where DISTINCT has counted it already
+    DISTINCT = 2  # different values; of too many, at least as many as are too many
+    PRESENT = 3  # events with a value
+    NULLS = 4  # events with an explicit null
+    LENGTH = 5  # elements of all arrays
+    RANGE = 6  # data: least and greatest value, as JSON
+    SKETCH = 7  # data: the smallest hashes of values
+
+
+_LONG = table_schema({"what": pa.int32(), "column": pa.int32(), "data": pa.binary(), "events": pa.int64()})
+_VALUES = table_schema({"data": pa.binary(), "events": pa.int64()})
+_COMMONEST: Any = [("events", "descending"), ("data", "ascending")]
+
+
+def _long(what: _What, column: int, values: pa.Table) -> Iterator[pa.RecordBatch]:
+    for batch in values.to_batches():
+        same = [pa.array(np.full(batch.num_rows, n, dtype=np.int32)) for n in (what, column)]
+        yield pa.RecordBatch.from_arrays([*same, *batch.columns], schema=_LONG)
+
+
+@dataclass
+class _Digest:
+    """What is known of every column (by its place) from events, or from rows of the long form."""
+
+    exact_up_to: int
+    sums: Counter[tuple[_What, int]] = field(default_factory=Counter)
+    ranges: dict[int, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    sketches: dict[int, "_Hashes"] = field(default_factory=lambda: defaultdict(lambda: _NO_HASHES))
+    # From events: all values, until they are too many. From rows: the commonest.
+    values: dict[int, Any] = field(default_factory=lambda: defaultdict(_VALUES.empty_table))
+
+    def add(self, column: _Column, array: Any) -> None:
+        """Count the column of a batch of events."""
+        place, array = column.place, array.drop_null()
+        self.sums[_What.PRESENT, place] += len(array)
+        if column.is_array:
+            self.sums[_What.LENGTH, place] += pc.sum(pc.list_value_length(array)).as_py() or 0
+        values, events = (_elements if column.is_array else _counted)(array)
+        self.widen(place, _edges(values))
+        texts = _texts(values)
+        if self.is_many(place):
+            self.hash(place, texts)
+            return
+        more = pa.Table.from_arrays([texts.cast(pa.binary()), events], schema=_VALUES)
+        self.values[place] = pa.concat_tables([self.values[place], more])
+        if self.values[place].num_rows > 2 * self.exact_up_to and place != _ID:
+            self.merge_values(place)
+
+    def merge_values(self, place: int) -> None:
+        """Have every value of a column once; when there are too many, only their hashes."""
+        merged = self.values[place].group_by("data", use_threads=False).aggregate([("events", "sum")])
+        merged = merged.select(["data", "events_sum"]).rename_columns(_VALUES.names)
+        if merged.num_rows > self.exact_up_to:
+            self.sums[_What.DISTINCT, place] = self.exact_up_to + 1
+            self.hash(place, merged.column("data"))
+            merged = _VALUES.empty_table()
+        self.values[place] = merged
+
+    def hash(self, place: int, texts: Any) -> None:
+        """Add values to the sketch of a column."""
+        texts = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
+        self.sketches[place] = _sketched(self.sketches[place], text_hashes(texts))
+
+    def take(self, batch: pa.RecordBatch, top: int) -> None:
+        """Merge rows, of which no two are the same value. A step in Python per row that is no value."""
+        whats, columns = (batch.column(k).to_numpy() for k in range(2))
+        for place in np.unique(columns[whats <= _What.TOP]).tolist():
+            is_mine = (whats <= _What.TOP) & (columns == place)
+            self.sums[_What.DISTINCT, place] += int((whats[is_mine] == _What.VALUE).sum())
+            values = pa.Table.from_batches([batch.filter(pa.array(is_mine)).select(_VALUES.names)])
+            self.hash(place, values.column("data"))
+            if not self.is_many(place):
+                both = pa.concat_tables([self.values[place], values.cast(_VALUES)])
+                self.values[place] = both.sort_by(_COMMONEST)[:top]
+        rest = batch.filter(pa.array(whats > _What.TOP)).to_pydict()
+        for what, place, data, events in zip(*rest.values(), strict=True):
+            if what == _What.RANGE:
+                self.widen(place, json.loads(data))
+            elif what == _What.SKETCH:
+                self.sketches[place] = _sketched(self.sketches[place], np.frombuffer(data, np.uint64))
+            else:
+                self.sums[_What(what), place] += events
+
+    def is_many(self, place: int) -> bool:
+        """Whether there are more values than are counted exactly, as far as is known."""
+        return self.sums[_What.DISTINCT, place] > self.exact_up_to
+
+    def widen(self, place: int, edges: list[Any]) -> None:
+        """Let the range of a column hold these values too."""
+        known = [*self.ranges[place], *edges]
+        self.ranges[place] = [min(known), max(known)] if known else []
+
+    def rows(self, values_are: _What) -> Iterator[pa.RecordBatch]:
+        """All of it as rows of the long form."""
+        for place, values in self.values.items():
+            yield from _long(values_are, place, values)
+        rows = [(what, place, b"", number) for (what, place), number in self.sums.items()]
+        rows += [(_What.RANGE, at, json.dumps(r).encode(), 1) for at, r in self.ranges.items() if r]
+        rows += [(_What.SKETCH, at, hashes.tobytes(), 1) for at, hashes in self.sketches.items()]
+        arrays = [pa.array([row[k] for row in rows], f.type) for k, f in enumerate(_LONG)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=_LONG)
+
+
+def _counted(array: Any) -> Any:
+    """The different values of an array without nulls, and how often each is there."""
+    return pc.value_counts(_plain(array)).flatten()
+
+
+def _elements(lists: Any) -> tuple[Any, Any]:
+    """The different elements of lists, and in how many lists each is."""
+    elements: Any = pc.list_flatten(lists)
+    owners = np.repeat(np.arange(len(lists)), pc.list_value_length(lists).to_numpy())
+    owners = owners[elements.is_valid().to_numpy(zero_copy_only=False)]
+    encoded = _plain(elements.drop_null()).dictionary_encode()
+    size = len(encoded.dictionary)
+    pairs: Any = pc.unique(pa.array(owners * size + encoded.indices.to_numpy()))
+    return encoded.dictionary, pa.array(np.bincount(pairs.to_numpy() % max(1, size), minlength=size))
+
+
+def _plain(values: Any) -> Any:
+    """-0.0 becomes 0.0."""
+    return pc.add(values, 0.0) if pa.types.is_floating(values.type) else values
+
+
+def _edges(values: Any) -> list[Any]:
+    """The least and greatest value, times as microseconds; nothing without values."""
+    edges: Any = pc.min_max(values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values)
+    least, greatest = edges["min"].as_py(), edges["max"].as_py()
+    return [] if least is None or least != least else [least, greatest]
+
+
+def _texts(values: Any) -> Any:
+    if pa.types.is_timestamp(values.type):
+        # Without the zone, which is UTC always: Arrow would look it up in the machine's own database.
+        texts: Any = values.cast(pa.timestamp("us")).cast(pa.string())
+        return pc.binary_join_element_wise(texts, "Z", "")
+    return values.cast(pa.string())
+
+
+_Hashes = npt.NDArray[np.uint64]
+_NO_HASHES: _Hashes = np.empty(0, dtype=np.uint64)
+
+
+def _sketched(sketch: _Hashes, hashes: _Hashes) -> _Hashes:
+    """The smallest `_SKETCH` hashes of both, ascending, each once: the same in whatever order they come."""
+    if len(sketch) == _SKETCH:
+        hashes = hashes[hashes < sketch[-1]]
+    return np.unique(np.concatenate([sketch, hashes]))[:_SKETCH]
+
+
+def _estimated(sketch: _Hashes) -> int:
+    """How many different hashes went in: those there or, in a full sketch, the unbiased (k - 1) / U_k
+    of Beyer et al. (SIGMOD 2007, doi:10.1145/1247480.1247504).
+    """
+    is_full = len(sketch) == _SKETCH
+    return round((_SKETCH - 1) * 2.0**64 / float(sketch[-1])) if is_full else len(sketch)

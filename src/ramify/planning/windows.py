@@ -74,9 +74,12 @@ class Windows:
                 unknown=_named(unknown, of),
             )
 
+        whole = demand(rows, set(windows))
+        if len(windows) == 1:
+            return cls((whole,), whole)
         column: Any = rows["split"]
         parts = (demand(rows.filter(pc.equal(column, pa.scalar(window))), {window}) for window in windows)
-        return cls(tuple(parts), demand(rows, set(windows)))
+        return cls(tuple(parts), whole)
 
 
 def _named(unknown: Mapping[tuple[int, str | None], int], windows: set[int]) -> dict[str, int]:
