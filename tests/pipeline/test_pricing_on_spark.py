@@ -33,9 +33,10 @@ from ramify.planning.classes import Classes
 from ramify.planning.demand import Demand
 from ramify.planning.plan import Admission, Cells, Plan
 from ramify.planning.plan_files import decode_plan, encode_plan
-from ramify.planning.pricing import Price, Sums, Volume, price, priced
+from ramify.planning.pricing import Price, Volume, price, priced
 from ramify.planning.problem import Problem
 from ramify.planning.splits import Split
+from ramify.planning.sums import Sums
 from ramify.planning.tally import Counting, PatternTally, Tally, tally
 from ramify.planning.yardstick import DestinationSets, SetYardstick
 from ramify.workloads.catalog import workload_from

@@ -38,18 +38,9 @@ from ramify.planning.plan import (
     Serves,
     Stamped,
 )
-from ramify.planning.pricing import (
-    MONTH_SECONDS,
-    Distribution,
-    Price,
-    Spread,
-    Sums,
-    Volume,
-    price,
-    priced,
-    sums_of,
-)
+from ramify.planning.pricing import MONTH_SECONDS, Price, Volume, price, priced
 from ramify.planning.state import routing_state
+from ramify.planning.sums import Distribution, Spread, Sums, sums_of
 from ramify.planning.yardstick import DestinationSets, SetYardstick, Yardstick
 from worlds import SCHEMA, World, plans, worlds
 

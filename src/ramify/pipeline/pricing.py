@@ -35,9 +35,10 @@ from ramify.planning.check import check
 from ramify.planning.demand import Demand
 from ramify.planning.plan import Plan
 from ramify.planning.plan_files import read_plan, write_plan
-from ramify.planning.pricing import Price, Sums, Volume, priced, sums_of
+from ramify.planning.pricing import Price, Volume, priced
 from ramify.planning.problem import Problem
 from ramify.planning.splits import WHOLE, Split
+from ramify.planning.sums import Sums, sums_of
 from ramify.planning.tally import Counting, check_tags
 from ramify.planning.windows import Span
 from ramify.planning.yardstick import DestinationSets, SetYardstick

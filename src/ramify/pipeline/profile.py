@@ -3,9 +3,9 @@
 Owns the profile of a source. It judges nothing: how attributes become axes is for `histograms`, what is
 a bad record for the source.
 
-All that is known travels in one long form of rows (what, column, data, events), which Spark sums by the
-first three: tasks that read events write it, tasks that get the sums make it short, the driver merges what
-those leave. A task keeps a column's values while they are few. Once one has more than are counted exactly,
+All that is known travels in one long form of rows (what, column, data, events) that Spark sums by the
+first three: tasks that read events write it, tasks that get the sums make it short, the driver merges
+those. A task keeps a column's values while they are few. Once one has more than are counted exactly,
 there are more in all, and a sketch of hashes does: what is exact never depends on who read what.
 """
 
@@ -34,8 +34,8 @@ __all__ = ["profile"]
 
 _FIXED = ("id", "publisher", "time", SIZE_BYTES)
 _ID = 0
-_SKETCH = 2_560
-_STANDARD_ERROR = 0.02  # of a sketch: 1 / sqrt(_SKETCH - 2), rounded
+_PIECES = 64  # batches' values, before they are merged
+_SKETCH, _STANDARD_ERROR = 2_560, 0.02  # hashes, and how far they are off: 1 / sqrt(_SKETCH - 2)
 
 
 def profile(
@@ -43,14 +43,14 @@ def profile(
 ) -> DataFrame:
     """The profile of a source: a row per attribute, the fixed ones first, in the columns of `PROFILE`.
 
-    A column with at most `exact_up_to` different values has them counted exactly, and its commonest listed
-    (ties: the smaller text first); beyond, they are estimated. Ids are always counted exactly. One query
-    reads the source once, without bodies; of columns with many values, the ids alone go through Spark's
-    shuffle. A task holds about 2 `exact_up_to` values of a column, and a batch.
+    A column with at most `exact_up_to` different values has them counted exactly and its commonest
+    listed (ties: the smaller text first); beyond, they are estimated. Ids are always counted exactly.
+    One query reads the source once, without bodies; of columns with many values, ids alone go through
+    Spark's shuffle. A task holds about 2 `exact_up_to` values of a column, and a batch.
 
-    Texts are cut to `text_length` characters after comparing. Numbers are in their shortest form (2.0 is
-    2, 1e+20), times as 2026-01-31 09:00:00.000000Z, the rest as true and false. All that is no number
-    (NaN) is one value, outside every range; -0.0 is 0; nulls in arrays count for their length only.
+    Texts are cut to `text_length` characters after comparing. Numbers are in their shortest form (2.0
+    is 2, 1e+20), times as 2026-01-31 09:00:00.000000Z, the rest as true and false. All that is no
+    number (NaN) is one value, outside every range; -0.0 is 0; nulls in arrays count for length only.
 
     Raises
     ------
@@ -140,7 +140,7 @@ def _shorten(exact_up_to: int, top: int, rows: Iterator[pa.RecordBatch]) -> Iter
 
 
 class _What(IntEnum):
-    """What a row says of its column: of its data how many events, or a number in the place of events."""
+    """What a row says of its column: the data and its events, or a number in the place of events."""
 
     VALUE = 0  # a value as text, and how many events have it
     TOP = 1  # the same, where DISTINCT has counted it already
@@ -188,7 +188,8 @@ class _Digest:
             return
         more = pa.Table.from_arrays([texts.cast(pa.binary()), events], schema=_VALUES)
         self.values[place] = pa.concat_tables([self.values[place], more])
-        if self.values[place].num_rows > 2 * self.exact_up_to and place != _ID:
+        pieces = self.values[place].column("data").num_chunks
+        if place != _ID and (pieces > _PIECES or self.values[place].num_rows > 2 * self.exact_up_to):
             self.merge_values(place)
 
     def merge_values(self, place: int) -> None:
@@ -287,15 +288,13 @@ _NO_HASHES: _Hashes = np.empty(0, dtype=np.uint64)
 
 
 def _sketched(sketch: _Hashes, hashes: _Hashes) -> _Hashes:
-    """The smallest `_SKETCH` hashes of both, ascending, each once: the same in whatever order they come."""
+    """The smallest `_SKETCH` hashes of both, ascending, each once: the same in any order."""
     if len(sketch) == _SKETCH:
         hashes = hashes[hashes < sketch[-1]]
     return np.unique(np.concatenate([sketch, hashes]))[:_SKETCH]
 
 
 def _estimated(sketch: _Hashes) -> int:
-    """How many different hashes went in: those there or, in a full sketch, the unbiased (k - 1) / U_k
-    of Beyer et al. (SIGMOD 2007, doi:10.1145/1247480.1247504).
-    """
+    """How many hashes went in: (k - 1) / U_k of Beyer et al. (2007), doi:10.1145/1247480.1247504."""
     is_full = len(sketch) == _SKETCH
     return round((_SKETCH - 1) * 2.0**64 / float(sketch[-1])) if is_full else len(sketch)
