@@ -252,8 +252,7 @@ def overlapped(spark: SparkSession, files: Files, filters: Shards, counting: Cou
     """Seconds from files to the table of overlapping pairs, all of them counted."""
     began = time.perf_counter()
     with reckoned(spark, files, filters, counting) as found:
-        pairs = overlap(found.demand(np.zeros(SUBSCRIPTIONS, dtype=np.int32)), SUBSCRIPTIONS)
-        rows = pairs.pairs.count()
+        rows = overlap(found.packed, SUBSCRIPTIONS).pairs.count()
     print(f"overlap: {rows:,} pairs in {time.perf_counter() - began:.1f} s", flush=True)
     return time.perf_counter() - began
 

@@ -23,6 +23,7 @@ from ramify.pipeline import passes
 from ramify.pipeline.files import Files
 from ramify.pipeline.generated import Generated
 from ramify.pipeline.jobs import write_demand
+from ramify.pipeline.overlap import overlap
 from ramify.pipeline.passes import Kind, Totals, reckon, reckoned
 from ramify.pipeline.sources import Chunk, Reject, Rows, Source
 from ramify.pipeline.tables import TABLES, read_table, read_windows
@@ -163,7 +164,7 @@ def test_a_task_that_gives_back_early_gives_the_same(
     more, cut = run()
     assert len(more) > len(batches)
     packed = (kind(table, Kind.PATTERN).select(["raw"]).to_batches() for table in (whole, cut))
-    parts = [pa.Table.from_batches(passes._unpacked(batches), PATTERNS) for batches in packed]
+    parts = [pa.Table.from_batches(passes.unpacked(batches), PATTERNS) for batches in packed]
     same(Demand.of_rows(parts[0]), Demand.of_rows(parts[1]))
     assert [kind(table, Kind.REJECTED).num_rows for table in (whole, cut)] == [2 * EVENTS // 100] * 2
 
@@ -180,6 +181,24 @@ def test_patterns_that_spark_adds_up_are_those_that_the_driver_adds_up(
         here = found.windows()
         monkeypatch.setattr(passes, "_MOST_COLLECTED", 0)
         same_windows(found.windows(), here)
+
+
+def test_overlap_of_what_tasks_counted_is_that_of_the_demand(
+    spark: SparkSession, workload: Workload, classes: Classes, overlay: Overlay, source_of: object
+) -> None:
+    counting = Counting.of(classes, overlay, workload.attachments, split=SPLIT)
+    source: Source = source_of("files")  # type: ignore[operator]
+    with reckoned(spark, source, classes.filters, counting, partitions=3) as found:
+        rows = [
+            overlap(frame, len(classes), least=0.05).pairs.toArrow().to_pylist()
+            for frame in (found.packed, found.demand(classes.broker))
+        ]
+    one, other = (
+        sorted((row["class_a"], row["class_b"], row["both"], row["jaccard"]) for row in part)
+        for part in rows
+    )
+    assert one == other
+    assert len(one) > 10
 
 
 def test_panes_add_up_to_the_whole_and_hold_the_right_times(

@@ -49,6 +49,7 @@ from ramify.pipeline.overlap_kernels import (
     pairs_of_sets,
     suffixes,
 )
+from ramify.pipeline.passes import unpacked
 from ramify.pipeline.selectivity import class_sums, compressed_rows
 from ramify.pipeline.session import task_slots
 from ramify.pipeline.tables import OVERLAP, spark_schema, table_schema
@@ -117,7 +118,7 @@ def overlap(
 
     With `contained`, also the pairs where one class shares at least that part of its own events: 1
     keeps all that were covered, however small. Only exact mode can find those. `exact` overrides the
-    choice by the number of classes.
+    choice by the number of classes. In exact mode `demand` may also be `Reckoned.packed`, which is faster.
 
     Raises
     ------
@@ -180,9 +181,11 @@ def _packed(demand: DataFrame, classes: int, cuts: Ints) -> DataFrame:
     And for every block, from every task, the events of each class that the task met.
     """
 
+    tasks_own = demand.columns == ["raw"]
+
     def pack(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         sums = np.zeros((3, classes + 1), np.int64)
-        for batch in rows:
+        for batch in unpacked(rows) if tasks_own else rows:
             start, member = compressed_rows(batch.column("classes"), classes)
             count, size = np.asarray(batch.column("count")), np.asarray(batch.column("bytes"))
             add_weights(start, member, count, size, np.arange(len(count)), sums)
@@ -190,7 +193,8 @@ def _packed(demand: DataFrame, classes: int, cuts: Ints) -> DataFrame:
         events = sums[0, :-1].tobytes()
         yield _packed_batch([(k, _EVENTS, b"", b"", events, b"") for k in range(len(cuts) - 1)])
 
-    return demand.select("classes", "count", "bytes").mapInArrow(pack, spark_schema(_PACKED))
+    columns = ["raw"] if tasks_own else ["classes", "count", "bytes"]
+    return demand.select(*columns).mapInArrow(pack, spark_schema(_PACKED))
 
 
 def _suffixes(start: Ints, member: SmallInts, count: Ints, size: Ints, cuts: Ints) -> list[tuple[Any, ...]]:

@@ -32,7 +32,17 @@ from ramify.planning.pattern_rows import PATTERNS, class_lists
 from ramify.planning.tally import Counting, PatternTally
 from ramify.planning.windows import Span, Windows
 
-__all__ = ["PARTIAL", "Digest", "Kind", "Reckoned", "Totals", "partial_rows", "reckon", "reckoned"]
+__all__ = [
+    "PARTIAL",
+    "Digest",
+    "Kind",
+    "Reckoned",
+    "Totals",
+    "partial_rows",
+    "reckon",
+    "reckoned",
+    "unpacked",
+]
 
 
 class Kind(IntEnum):
@@ -131,8 +141,7 @@ class Reckoned:
         Equal patterns of different tasks are added up here, unless they are so many that Spark must.
         """
         if self._pattern_rows <= _MOST_COLLECTED:
-            packed = _arrow(self._of(Kind.PATTERN, "raw")).to_batches()
-            rows = pa.Table.from_batches(_unpacked(packed), schema=PATTERNS)
+            rows = pa.Table.from_batches(unpacked(_arrow(self.packed).to_batches()), schema=PATTERNS)
         else:
             rows = _arrow(self.patterns)
         return Windows.of_rows(rows, self.counting.split, self.spans, self.unknown, self.tag_filters)
@@ -154,6 +163,12 @@ class Reckoned:
             return ()
         ordered = self.quarantine.orderBy("file", "position", "reason").limit(most)
         return tuple(_arrow(ordered).to_pylist())
+
+    @property
+    def packed(self) -> DataFrame:
+        """The patterns as tasks gave them (column `raw`, see `unpacked`), those of different tasks not
+        added up: for a transform that does not mind, this saves the way through Java."""
+        return self._of(Kind.PATTERN, "raw")
 
     def digests(self) -> DataFrame:
         """What the digest of the pass gave, as it came."""
@@ -346,7 +361,7 @@ def _packed(patterns: pa.RecordBatch) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def _unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The patterns in a column of packed ones."""
     for batch in batches:
         for raw in batch.column("raw"):
@@ -405,7 +420,7 @@ def _gathered(rows: DataFrame, source: Source, counting: Counting, tag_filters: 
     unknown = _summed(((row["split"], row["client"]), row["count"]) for row in by_kind[Kind.UNKNOWN])
     unread = source.unread({row["file"] for row in by_kind[Kind.PIECE]})
     packed = rows.where(sf.col("kind") == int(Kind.PATTERN)).select("raw")
-    grouped = packed.mapInArrow(_unpacked, spark_schema(PATTERNS)).groupBy(*_KEYS)
+    grouped = packed.mapInArrow(unpacked, spark_schema(PATTERNS)).groupBy(*_KEYS)
     return Reckoned(
         totals=_totals(by_kind, sum(unknown.values()), len(unread)),
         patterns=grouped.agg(sf.sum("count").alias("count"), sf.sum("bytes").alias("bytes")),

@@ -198,13 +198,12 @@ class _Digest:
         merged = merged.select(["data", "events_sum"]).rename_columns(_VALUES.names)
         if merged.num_rows > self.exact_up_to:
             self.sums[_What.DISTINCT, place] = self.exact_up_to + 1
-            self.hash(place, merged.column("data"))
+            self.hash(place, merged.column("data").combine_chunks())
             merged = _VALUES.empty_table()
         self.values[place] = merged
 
     def hash(self, place: int, texts: Any) -> None:
         """Add values to the sketch of a column."""
-        texts = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
         self.sketches[place] = _sketched(self.sketches[place], text_hashes(texts))
 
     def take(self, batch: pa.RecordBatch, top: int) -> None:
@@ -214,7 +213,7 @@ class _Digest:
             is_mine = (whats <= _What.TOP) & (columns == place)
             self.sums[_What.DISTINCT, place] += int((whats[is_mine] == _What.VALUE).sum())
             values = pa.Table.from_batches([batch.filter(pa.array(is_mine)).select(_VALUES.names)])
-            self.hash(place, values.column("data"))
+            self.hash(place, values.column("data").combine_chunks())
             if not self.is_many(place):
                 both = pa.concat_tables([self.values[place], values.cast(_VALUES)])
                 self.values[place] = both.sort_by(_COMMONEST)[:top]

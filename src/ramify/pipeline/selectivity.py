@@ -22,6 +22,7 @@ from ramify.compiled import Ints, SmallInts
 from ramify.errors import InputError
 from ramify.pipeline.overlap_kernels import add_weights
 from ramify.pipeline.tables import CLASS_SUMS, spark_schema
+from ramify.planning.pattern_rows import class_lists
 
 __all__ = [
     "ALL_CLASSES",
@@ -92,12 +93,19 @@ def class_sums(demand: DataFrame, classes_count: int, *, by_pane: bool = False) 
 def compressed_rows(column: Any, classes_count: int) -> tuple[Ints, SmallInts]:
     """The lists of an Arrow column as compressed rows: where each begins (one more than rows), and values.
 
-    Nothing is copied but the starts. Raises `InputError` for a class number that is not below the
-    count.
+    The column may hold keys instead (`class_keys`). Of lists, nothing is copied but the starts. Raises
+    `InputError` for a class number that is not below the count.
     """
+    if pa.types.is_binary(column.type):
+        start, member = class_lists(column)
+        return _checked(start, member, classes_count)
     lists: Any = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     start = np.asarray(lists.offsets).astype(np.int64)
     member = np.asarray(lists.values).astype(np.int32, copy=False)
+    return _checked(start, member, classes_count)
+
+
+def _checked(start: Ints, member: SmallInts, classes_count: int) -> tuple[Ints, SmallInts]:
     used = member[start[0] : start[-1]]
     if len(used) and (used.min() < 0 or used.max() >= classes_count):
         wrong = used.min() if used.min() < 0 else used.max()
