@@ -18,7 +18,8 @@ The last line is one JSON object; it exits with 1 when a floor is missed.
     spark_over_plain        time of the pass over that of the plain threads, keyword subscriptions
     spark_over_plain_three  likewise for filters of three predicates
     speedup_over_sql_join   time of the SQL join over that of the pass
-    speedup_2_cores         documents a second on two cores over one
+    docs_per_s_1_core       documents a second with one task at a time, and docs_per_s_2_cores with two
+    speedup_2_cores         the one over the other
     overlap_s               overlap of all pairs of subscriptions, from files to the table
     worker_mb               the largest resident set of a Python worker after matching
 """

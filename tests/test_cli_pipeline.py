@@ -238,3 +238,78 @@ def test_a_schema_can_be_given(log: Path, tmp_path: Path) -> None:
     code, _, err = run("plan", *options)
     assert code in (0, 1)
     assert "fields that filters cannot reach" in err
+
+
+def test_events_without_a_broker_are_named_and_the_exit_code_tells(log: Path, tmp_path: Path) -> None:
+    rows = [{"id": f"e{i}", "publisher": "atlantis" if i % 2 else "aws-us-east-1"} for i in range(100)]
+    half = tmp_path / "half.ndjson"
+    half.write_text("\n".join(json.dumps({**row, "type": "order.created"}) for row in rows))
+    options = [*on(log), *QUICK]
+    options[options.index("--events") + 1] = str(half)
+    code, _, err = run("plan", *options, "--out", str(tmp_path / "plan.json"))
+    assert code == 1
+    assert "no broker is known for the publishers atlantis (50)" in err
+    assert "not used: 50 of 100 events in 1 file" in err
+    found = told("plan", *options, code=1)
+    assert found["publishers_without_broker"] == {"atlantis": 50}
+    code, _, err = run("tables", *options[:8], "--out", str(tmp_path / "t"))
+    assert code == 1
+    assert "atlantis (50)" in err
+    nobody = tmp_path / "nobody.ndjson"
+    nobody.write_text(json.dumps({"id": "1", "publisher": "atlantis"}))
+    code, _, err = run("price", str(tmp_path / "plan.json"), "--events", str(nobody))
+    assert code == 2
+    assert "no event to price the plan on" in err
+
+
+def test_a_field_that_comes_late_in_the_log_is_filtered_by(log: Path, tmp_path: Path) -> None:
+    late = tmp_path / "late.ndjson"
+    rows = [{"id": f"e{i}", "publisher": "aws-us-east-1", "n": i} for i in range(270_000)]
+    late.write_text(
+        "\n".join(json.dumps(row | ({"rare": 1} if row["n"] >= 269_000 else {})) for row in rows)
+    )
+    subscriptions = tmp_path / "s.jsonl"
+    wanted = [("a", "rare = 1"), ("b", "nowhere = 2")]
+    subscriptions.write_text(
+        "\n".join(
+            json.dumps({"id": id_, "client": "c", "broker": "aws-eu-west-1", "sql": sql})
+            for id_, sql in wanted
+        )
+    )
+    options = [*on(log), "--schemes", "explicit"]
+    options[options.index("--events") + 1] = str(late)
+    options[options.index("--subscriptions") + 1] = str(subscriptions)
+    code, _, err = run("plan", *options, "--out", str(tmp_path / "plan.json"))
+    assert code == 0, err
+    assert "no event has the field 'nowhere', which subscription b asks for" in err
+    assert told("price", str(tmp_path / "plan.json"), "--events", str(late))["deliveries"] == 1000
+
+
+def test_mistakes_of_tables_are_seen_before_anything_is_written(log: Path, tmp_path: Path) -> None:
+    out = tmp_path / "t"
+    for words, said in (
+        (("--half-life", "-1"), "half-life"),
+        (("--axis", "nosuch"), "no attribute 'nosuch'"),
+        (("--axis", "price", "--axis", "price"), "twice"),
+    ):
+        code, _, err = run("tables", *on(log), *words, "--out", str(out))
+        assert code == 2
+        assert said in err
+        assert not out.exists()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").write_text("")
+    code, _, err = run("tables", *on(log), "--out", str(tmp_path / "full"))
+    assert code == 2
+    assert "--overwrite" in err
+    code, _, err = run("plan", *on(log), *QUICK, "--out", str(tmp_path / "nodir" / "p.json"))
+    assert code == 2
+    assert "nodir" in err
+
+
+def test_the_sample_holds_for_every_table(log: Path, tmp_path: Path) -> None:
+    told("tables", *on(log), "--keep", "0.3", "--axis", "price", "--out", str(tmp_path / "t"))
+    counted = read_windows(tmp_path / "t").whole.events
+    assert 120 < counted < 300
+    assert set(read_table(tmp_path / "t", "profile")["events"].to_pylist()) == {counted}
+    for name in ("content_space", "generating"):
+        assert sum(read_table(tmp_path / "t", name)["events"].to_pylist()) == counted

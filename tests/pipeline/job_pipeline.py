@@ -10,13 +10,15 @@ from ramify.content.space import Axis, Grid
 from ramify.network.specs import overlay_from
 from ramify.pipeline.files import Files
 from ramify.pipeline.generated import Generated
-from ramify.pipeline.histograms import generating
+from ramify.pipeline.histograms import generating, histograms
+from ramify.pipeline.jobs import write_demand
 from ramify.pipeline.overlap import overlap
 from ramify.pipeline.passes import reckoned
 from ramify.pipeline.pricing import price_log
 from ramify.pipeline.profile import profile
 from ramify.pipeline.selectivity import selectivity
-from ramify.pipeline.traffic import traffic
+from ramify.pipeline.tables import read_table
+from ramify.pipeline.traffic import published, traffic
 from ramify.planning.catalog import make_plan
 from ramify.planning.classes import Classes
 from ramify.planning.problem import Problem
@@ -45,11 +47,17 @@ def run(spark: SparkSession, output: Path, folder: str) -> None:
         found["demand"] = rows(demand)
         found["selectivity"] = rows(selectivity(demand, len(classes), half_life_s=60, pane_us=60_000_000))
         found["overlap"] = rows(overlap(demand, len(classes), least=0.2).pairs)
-        found["traffic"] = rows(traffic(demand))
+        found["traffic"] = rows(traffic(demand, classes.broker.tolist()))
+        found["published"] = rows(published(demand))
+        stored = output.parent / f"{output.name}-tables"
+        write_demand(passed, classes, str(stored), demand)
+        found["stored"] = sorted(json.dumps(row) for row in read_table(stored, "demand").to_pylist())
         problem = Problem.of(overlay, classes, passed.windows().whole, workload.attachments)
         demand.unpersist()
     found["profile"] = rows(profile(spark, files))
-    found["generating"] = rows(generating(spark, files, Grid((Axis("price", (10.0, 50.0)),))))
+    grid = Grid((Axis("price", (10.0, 50.0)), Axis("region", ("azure", "gcp"))))
+    found["generating"] = rows(generating(spark, files, grid))
+    found["histograms"] = rows(histograms(spark, files, [grid]))
     for source in (files, Generated.of(workload)):
         with price_log(spark, make_plan("explicit", problem), source) as priced:
             found[f"price of {type(source).__name__}"] = dict(priced.price.figures())

@@ -446,7 +446,6 @@ def test_paths_are_checked_before_anything_runs(
         ([f"{tmp_path}/nope.json"], f"{tmp_path}/nope.json: there is no such file"),
         ([str(plain), f"{tmp_path}/*.zzz"], "no file matches"),
         ([f"{tmp_path}/hollow"], "there is no file in it"),
-        ([str(plain), f"file://{tmp_path}/hollow"], f"{tmp_path}/hollow: there is no file in it"),
         (["nofs://host/log.json"], "Spark cannot list it"),
         ([], "no path was given"),
     ):
@@ -530,3 +529,39 @@ def test_tasks_do_not_get_the_list_of_files() -> None:
 def test_rejects_and_counts_are_plain_values() -> None:
     assert Reject("f", 0, 0, None, "r", "d").rows == 1
     assert Counted("f", 0, 1, 1) == Counted("f", 0, 1, 1)
+
+
+def test_an_empty_directory_among_other_paths_is_told_and_the_others_are_read(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / "hollow").mkdir()
+    (tmp_path / "a.jsonl").write_text('{"id":"1"}\n')
+    files = Files.of(spark, [str(tmp_path / "hollow"), str(tmp_path / "a.jsonl")])
+    assert [file.path for file in files.files] == [f"file:{tmp_path}/a.jsonl"]
+    (told,) = files.unread({str(tmp_path / "a.jsonl")})
+    assert (told.file, told.reason, told.rows) == (str(tmp_path / "hollow"), "empty_directory", 0)
+
+
+def test_odd_names_are_found_and_links_are_followed_once(spark: SparkSession, tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    folder.mkdir()
+    for name in ("col:on.jsonl", "12:30.jsonl", "z#?*[1].jsonl", "back\\s.jsonl", "a b%20.jsonl"):
+        (folder / name).write_text('{"id":"1"}\n')
+    (folder / "loop").symlink_to(".")
+    (folder / "again.jsonl").symlink_to("12:30.jsonl")
+    whole = Files.of(spark, [str(folder)])
+    assert len(whole.files) == 5
+    globbed = Files.of(spark, [f"{folder}/*:*.jsonl", str(folder / "z#?*[1].jsonl")])
+    assert len(globbed.files) == 3
+
+
+def test_a_field_that_comes_late_is_found_by_looking_through(spark: SparkSession, tmp_path: Path) -> None:
+    late = tmp_path / "late.jsonl"
+    lines = [f'{{"id":"{i}","n":{i}' + (',"rare":1.5}' if i > 290 else "}") for i in range(300)]
+    late.write_text("\n".join(lines))
+    early = [*lines[:290], *(line.replace(',"rare":1.5', "") for line in lines[290:])]
+    (tmp_path / "early.jsonl").write_text("\n".join(early))
+    files = Files(EventSchema(), files=(Listed(f"file:{late}", late.stat().st_size),), piece_bytes=700)
+    found = files.looked_through(spark)
+    assert found.schema.attributes == {"n": AttributeType.INT64, "rare": AttributeType.DOUBLE}
+    assert found.conflicts == ()

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from ramify.errors import InputError
 from ramify.pipeline.panes import UNKNOWN, Facts, PaneStore
+from ramify.pipeline.tables import QUARANTINE
 from ramify.planning.demand import Demand
 from ramify.planning.pattern_rows import PATTERNS, class_keys
 from ramify.planning.windows import Span
@@ -292,3 +293,22 @@ def test_a_file_that_is_gone_is_reported_not_waited_for(tmp_path: Path) -> None:
 def test_reading_panes_needs_no_spark() -> None:
     code = "import sys, ramify.pipeline.panes; sys.exit(any('pyspark' in name for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_could_not_be_used_is_there_before_and_after_every_merge(tmp_path: Path) -> None:
+    store, expected = store_in(tmp_path), list[dict[str, Any]]()
+    for number in range(6):
+        if number % 3:
+            place = {"file": f"{6 - number}.ndjson", "line": 3, "position": 2}
+            expected.append({**place, "reason": "not_json", "detail": "no", "raw": b"{", "rows": 1})
+        bad = pa.Table.from_pylist(expected[-1:] if number % 3 else [], schema=QUARANTINE)
+        facts = Facts(rows_in=bad.num_rows, quarantined=bad.num_rows)
+        assert store.publish(number, facts, patterns([]), strangers([]), bad)
+        if number in (1, 3):
+            store.compact()
+        assert store.quarantine().to_pylist() == expected[::-1]
+        assert (store.facts().quarantined, store.facts().faults) == (len(expected), len(expected))
+    store.trim(10**18)
+    assert store.compact() == 2
+    assert store.quarantine().to_pylist() == expected[::-1]
+    assert store.facts().counted == 0

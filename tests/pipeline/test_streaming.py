@@ -1,5 +1,6 @@
 """Claims about streaming: it counts what one pass over the same samples would, through crashes too."""
 
+import json
 import os
 import random
 import signal
@@ -20,15 +21,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from ramify.content.events import Event, events_to_batch
+from ramify.content.events import AttributeType, Event, EventSchema, events_to_batch
+from ramify.content.subscriptions import Subscription
 from ramify.errors import InputError, SparkError
+from ramify.pipeline.files import Files
 from ramify.pipeline.panes import UNKNOWN, Facts, PaneStore
-from ramify.pipeline.passes import reckon
+from ramify.pipeline.passes import reckon, reckoned
 from ramify.pipeline.samples import SampleLog, live_samples
 from ramify.pipeline.sources import Rows
 from ramify.pipeline.streaming import PaneJob, finish, follow, landed, sift
+from ramify.planning.classes import Classes
 from ramify.planning.pattern_rows import PATTERNS
 from ramify.planning.splits import Split
+from ramify.planning.tally import Counting
 from ramify.planning.windows import Windows
 
 
@@ -111,17 +116,20 @@ def test_who_is_counted_is_what_a_loop_decides_in_any_order_of_rows(
 ) -> None:
     oracle, seen = Oracle(late, dedupe, keep), list[tuple[Any, int | None]]()
     facts = Facts()
-    for number, batch in enumerate(batches):
-        # A loop meets the earliest first; the column `_hash` breaks ties, and 0 is an event without an id.
+    for batch in batches:
+        # A loop meets the earliest first; the column `_hash` breaks ties, and 0 is a row without an id.
         ordered = sorted(batch, key=lambda row: (row[1] is None, row[1] or 0))
         oracle.add(
             Event(
-                f"e{id_}" if id_ else f"none{number}-{k}",
+                f"e{id_}",
                 time=None if t is None else world.START + timedelta(microseconds=t - world.START_US % 1),
             )
-            for k, (id_, t) in enumerate(ordered)
+            for id_, t in ordered
+            if id_
         )
-        rows = [(f"e{id_}" if id_ else "", t, k) for k, (id_, t) in enumerate(ordered)]
+        rows = [
+            (f"e{id_}" if id_ else order.choice(["", None]), t, k) for k, (id_, t) in enumerate(ordered)
+        ]
         order.shuffle(rows)
         columns: dict[str, Any] = {
             "_id": pa.array([row[0] for row in rows], pa.string()),
@@ -140,6 +148,8 @@ def test_who_is_counted_is_what_a_loop_decides_in_any_order_of_rows(
         seen.append((found.fresh, facts.mark_us))
         assert len(found.removed) == found.facts.duplicates + found.facts.dropped
     assert told(facts) == (oracle.duplicates, oracle.dropped, oracle.late, oracle.mark)
+    assert facts.quarantined == sum(id_ == 0 for batch in batches for id_, _ in batch)
+    assert facts.counted == len(oracle.counted)
 
 
 def test_of_two_rows_with_one_id_the_earlier_one_stays() -> None:
@@ -214,6 +224,108 @@ def test_streams_from_files_and_from_a_log_count_what_one_pass_counts(
     assert oracle.duplicates
     assert oracle.dropped
     assert oracle.late
+
+
+def test_rows_without_an_id_are_rejected_by_number_and_the_others_stay() -> None:
+    ids = [["a", None], [""], [], ["b", "", "c", None]]
+    batches = [pa.RecordBatch.from_pydict({"c0": pa.array(lot, pa.string())}) for lot in ids]
+    chunks = list(Rows(EventSchema(), ("id",), None).read(iter(batches)))
+    assert [chunk.batch.column("id").to_pylist() for chunk in chunks] == [["a"], [], [], ["b", "c"]]
+    assert [[r.position for r in chunk.rejected] for chunk in chunks] == [[1], [2], [], [4, 6]]
+    first = chunks[0].rejected[0]
+    assert (first.file, first.start, first.line, first.reason, first.rows) == (None, 0, None, "no_id", 1)
+
+
+def test_a_stream_of_files_counts_and_quarantines_what_a_batch_does(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    land, out = tmp_path / "land", tmp_path / "out"
+    _land_all_kinds(land)
+    schema = EventSchema({"price": AttributeType.INT64, "Price": AttributeType.STRING})
+    filters = ("price < 3", "`Price` = 'b'", "`Price` IS NULL")
+    held = [Subscription(f"s{k}", f"c{k}", f"v{k}", sql=sql) for k, sql in enumerate(filters)]
+    classes = Classes.collapse(held, world.OVERLAY, schema.attributes)
+    counting = Counting.of(
+        classes, world.OVERLAY, world.ATTACHED, split=Split((0.5, 0.5), keep=0.9, seed=3)
+    )
+    files = Files.of(spark, [str(land)], schema)
+    with reckoned(spark, files, classes.filters, counting) as found:
+        expected, totals = found.windows(), found.totals
+        order = [("file", "ascending"), ("position", "ascending"), ("reason", "ascending")]
+        quarantine = found.quarantine.toArrow().sort_by(order)
+    for _ in range(2):  # the second time, nothing is new
+        samples = landed(spark, land, schema, files_per_trigger=2)
+        finish(follow(spark, samples, classes.filters, counting, out, pane_s=10, merge_every=2))
+    store = PaneStore(out)
+    check_same(store.everything(), expected)
+    assert store.quarantine().to_pylist() == quarantine.to_pylist()
+    reasons = {(Path(row["file"]).name, row["reason"], row["line"]) for row in quarantine.to_pylist()}
+    assert reasons == {
+        ("cut.parquet", "damaged_file", None),
+        ("nameless.parquet", "missing_column", None),
+        ("ids.parquet", "no_id", None),
+        ("lines.ndjson", "no_id", 2),
+        ("lines.ndjson", "not_json", 3),
+        ("notes.txt", "unknown_kind", None),
+    }
+    facts = store.facts()
+    assert (facts.rows_in, facts.quarantined, facts.faults) == (totals.rows_in, totals.quarantined, 7)
+    assert (facts.thinned, facts.unknown, facts.counted) == (totals.thinned, totals.unknown, totals.counted)
+    assert facts.counted > 0
+
+
+def _land_all_kinds(land: Path) -> None:
+    """Good events of every form, with price and Price; and one file or line for each thing to go wrong."""
+    land.mkdir()
+    schema = EventSchema({"price": AttributeType.INT64, "Price": AttributeType.STRING})
+    events = [Event(f"p{k}", "ann", None, {"price": k, "Price": "ab"[k % 2]}) for k in range(40)]
+    whole = pa.Table.from_batches([events_to_batch(events, schema)])
+    pq.write_table(whole, land / "good.parquet")
+    data = (land / "good.parquet").read_bytes()
+    (land / "cut.parquet").write_bytes(data[: len(data) // 2])
+    pq.write_table(whole.select(["price", "Price"]), land / "nameless.parquet")
+    columns: dict[str, Any] = {
+        "id": ["q0", None, "", "q3"],
+        "publisher": ["bob"] * 4,
+        "price": [1, 1, 1, 9],
+    }
+    pq.write_table(pa.table(columns), land / "ids.parquet")
+    lines = ['{"id": "j0", "publisher": "bob", "price": 1, "Price": "b"}', '{"price": 1}', '{"id": "j1', ""]
+    (land / "lines.ndjson").write_text("\n".join([*lines, '{"id": "j2", "publisher": "eve"}']))
+    cloud = {"specversion": "1.0", "id": "k", "source": "/s", "type": "t", "data": {"price": 2}}
+    (land / "cloud.ndjson").write_text(json.dumps(cloud))
+    (land / "notes.txt").write_text("nothing of ours")
+
+
+def test_samples_without_an_id_are_quarantined_and_told(spark: SparkSession, tmp_path: Path) -> None:
+    rng = random.Random(6)
+    lot = table_of([world.random_event(rng, k) for k in range(30)])
+    ids = [None if k % 7 == 0 else "" if k % 7 == 1 else f"e{k}" for k in range(30)]
+    time = pa.array([None] * 28 + [world.START + timedelta(days=9)] * 2, lot.schema.field("time").type)
+    lot = lot.set_column(lot.schema.names.index("time"), "time", time)
+    lot = lot.set_column(lot.schema.names.index("id"), "id", pa.array(ids, pa.string()))  # type: ignore[arg-type]
+    job = PaneJob.of(
+        world.CLASSES.filters, world.counting(pane_us=10**7), tmp_path, late_s=5, dedupe_s=9, keep_s=None
+    )
+    job(spark.createDataFrame(lot), 0)
+    facts = job.store.facts()
+    assert (facts.rows_in, facts.quarantined, facts.duplicates) == (30, 10, 0)
+    assert facts.counted + facts.unknown == 20
+    assert facts.mark_us is None  # the two with a time have no id
+    assert job.store.quarantine()["reason"].to_pylist() == ["no_id"] * 10
+    assert job.store.everything().whole.events == facts.counted
+    assert sum(job.store.everything().whole.unknown.values()) == facts.unknown
+
+
+def test_a_stream_that_spark_cannot_read_ends_with_the_file_and_the_reason(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / "land").mkdir()
+    (tmp_path / "land" / "cut.parquet").write_bytes(b"PAR1 and no more")
+    own = spark.readStream.schema("id string, time timestamp").parquet(str(tmp_path / "land"))
+    with pytest.raises(SparkError, match=r"cut\.parquet.*is not a Parquet file") as raised:
+        finish(follow(spark, own, world.CLASSES.filters, world.counting(), tmp_path / "out"))
+    assert "awaitResult" not in str(raised.value)
 
 
 def test_a_replayed_batch_changes_nothing_and_one_that_broke_off_is_done_again(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ramify.cli.console import REJECTED_SHOWN, SOME_BAD_ROWS, err
-from ramify.content.events import EventSchema
+from ramify.content.events import CONTEXT_NAMES, EventSchema
 from ramify.content.filters import Filter
 from ramify.content.flatten import FieldMapping
 from ramify.content.sql import parse_sql
@@ -22,12 +22,14 @@ from ramify.content.subscriptions import Subscriptions, read_subscriptions
 from ramify.errors import InputError
 from ramify.network.overlay import Overlay
 from ramify.planning.classes import Classes
+from ramify.planning.windows import NOBODY
 from ramify.workloads.catalog import workload_from
 from ramify.workloads.workload import Workload
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from ramify.pipeline.files import Files
     from ramify.pipeline.passes import Reckoned, Totals
     from ramify.pipeline.sources import Source
 
@@ -43,11 +45,15 @@ __all__ = [
     "SparkOption",
     "SubscriptionsOption",
     "WorkloadOption",
+    "check_local",
+    "check_writable",
     "generated_log",
     "log_files",
     "read_attachments",
     "sparked",
 ]
+
+_NAMES_IN_JSON = 100
 
 OverlayOption = Annotated[str, typer.Option(help="A file, or a name such as cloud-regions.")]
 WorkloadOption = Annotated[str | None, typer.Option(help="A built-in workload, such as demo.")]
@@ -118,6 +124,8 @@ class LogRequest:
         schema: Path | None,
         mapping: FieldMapping,
         seed: int,
+        *,
+        url: str,
     ) -> "LogRequest":
         """A built-in workload, or files with subscriptions."""
         if workload is not None:
@@ -130,6 +138,7 @@ class LogRequest:
             )
         if not subscriptions.is_file():
             raise InputError("there is no such file of subscriptions", path=str(subscriptions))
+        check_local(events, url)
         types = None if schema is None else _read_schema(schema)
         attached, misplaced = read_attachments(attachments, overlay)
         return cls(overlay, mapping, None, tuple(events), subscriptions, types, attached, misplaced)
@@ -141,6 +150,20 @@ class LogRequest:
         source = log_files(spark, self.events, self.schema, self.mapping)
         types = source.schema.attributes
         listed = read_subscriptions(self.subscriptions, types, self.overlay.index)
+        if self.schema is None and _asked_beyond(listed, types):
+            # a field that filters ask for may come later in the log than the records looked at
+            source = source.looked_through(spark)
+            types = source.schema.attributes
+            listed = read_subscriptions(self.subscriptions, types, self.overlay.index)
+        for path, id_ in _asked_beyond(listed, types).items():
+            note = f"no event has the field {path!r}, which subscription {id_} asks for"
+            err.print(note, markup=False, highlight=False, soft_wrap=True)
+        for conflict in source.conflicts[:REJECTED_SHOWN]:
+            note = (
+                f"field {conflict.attribute!r} is {conflict.used} in most of the log but "
+                f"{conflict.other} in {conflict.file}: such rows are not used. --schema can decide."
+            )
+            err.print(note, markup=False, highlight=False, soft_wrap=True)
         classes = Classes.collapse(listed.good, self.overlay, types, listed.filters)
         places = {row.client: row.broker for row in listed.good} | dict(self.attachments)
         return Log(source, classes, places, listed=listed, misplaced=self.misplaced)
@@ -159,20 +182,35 @@ def generated_log(made: Workload, overlay: Overlay) -> Log:
 
 def log_files(
     spark: "SparkSession", events: Sequence[str], schema: EventSchema | None, mapping: FieldMapping
-) -> "Source":
-    """Files of events; attributes whose type differs between files are told on standard error."""
+) -> "Files":
+    """Files of events."""
     from ramify.pipeline.files import Files
 
-    files = Files.of(spark, events, schema, mapping)
-    for conflict in files.conflicts[:REJECTED_SHOWN]:
-        err.print(
-            f"attribute {conflict.attribute!r} is {conflict.used} in most files but {conflict.other} in "
-            f"{conflict.file}: such rows are not used. --schema can say which it is.",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-    return files
+    return Files.of(spark, events, schema, mapping)
+
+
+def _asked_beyond(listed: Subscriptions, types: Mapping[str, Any]) -> dict[str, str]:
+    """Fields that filters ask for and the schema has not, each with a subscription that does."""
+    found: dict[str, str] = {}
+    for row, filter_ in zip(listed.good, listed.filters, strict=True):
+        for path in filter_.paths:
+            if path not in types and path not in CONTEXT_NAMES:
+                found.setdefault(path, row.id)
+    return dict(sorted(found.items())[:REJECTED_SHOWN])
+
+
+def check_local(events: Sequence[str], url: str) -> None:
+    """Refuse a path that is not there, without starting Spark to find out; what Spark must say is left."""
+    for path in events if url.startswith("local") else ():
+        plain = "://" not in path and not path.startswith("file:") and not set(path) & set("*?[{")
+        if plain and not Path(path).exists():
+            raise InputError("there is no such file or directory", path=path)
+
+
+def check_writable(path: Path | None) -> None:
+    """Refuse a file that cannot be made, before the work for it is done."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise InputError(f"there is no directory {path.parent} to write to. Make it first.", path=str(path))
 
 
 def read_attachments(path: Path | None, overlay: Overlay) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -207,19 +245,35 @@ def _json_object(path: Path, example: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What became of a log's records: totals, and the first that could not be used."""
+    """What became of a log's records: totals, the first that could not be used, fields that no filter
+    reaches, and events by publisher where no broker is known for it."""
 
     totals: "Totals"
     shown: tuple[dict[str, Any], ...]
     unreached: Mapping[str, int]
+    unknown: Mapping[str, int]
 
     @classmethod
-    def of(cls, found: "Reckoned") -> "Reading":
-        """From a pass, while its frames can be read."""
-        return cls(found.totals, found.first_rejects(REJECTED_SHOWN), found.unreached)
+    def of(cls, found: "Reckoned", shown: tuple[dict[str, Any], ...] | None = None) -> "Reading":
+        """From a pass; while its frames can be read, unless the first rejects are given."""
+        first = found.first_rejects(REJECTED_SHOWN) if shown is None else shown
+        unknown: dict[str, int] = {}
+        for (_, name), events in found.unknown.items():
+            unknown[name or NOBODY] = unknown.get(name or NOBODY, 0) + events
+        return cls(found.totals, first, found.unreached, unknown)
 
     def report(self, log: Log, as_json: bool) -> None:
         """Say what could not be used, and let the exit code tell."""
+        self.tell(log, as_json)
+        if self.spoiled(log):
+            raise typer.Exit(SOME_BAD_ROWS)
+
+    def spoiled(self, log: Log) -> bool:
+        """Whether anything could not be used."""
+        return bool(log.listed.bad or log.misplaced or self.totals.faults or self.unknown)
+
+    def tell(self, log: Log, as_json: bool) -> None:
+        """Say what could not be used."""
         bad = log.listed.bad
         for line in (
             *(f"subscription not used: {row}" for row in bad[:REJECTED_SHOWN]),
@@ -227,19 +281,28 @@ class Reading:
             *(f"event not used: {_place(row)}: {row['detail']}" for row in self.shown),
         ):
             err.print(line, markup=False, highlight=False, soft_wrap=True)
+        if self.unknown:
+            names = ", ".join(f"{name} ({n:,})" for name, n in list(self.unknown.items())[:3])
+            more = f" and {len(self.unknown) - 3:,} more" if len(self.unknown) > 3 else ""
+            err.print(
+                f"no broker is known for the publishers {names}{more}. "
+                "Name one with --attachments or --publisher-field.",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
         if self.unreached and not as_json:
             names = ", ".join(f"{path} ({n:,})" for path, n in list(self.unreached.items())[:10])
             err.print(
                 f"fields that filters cannot reach: {names}", markup=False, highlight=False, soft_wrap=True
             )
-        if bad or log.misplaced or self.totals.faults:
+        if self.spoiled(log):
             err.print(self._summary(log), markup=False, highlight=False, soft_wrap=True)
-            raise typer.Exit(SOME_BAD_ROWS)
 
     def _summary(self, log: Log) -> str:
         t, bad, lost = self.totals, log.listed.bad, log.misplaced
         parts = [
-            f"{t.quarantined:,} of {t.rows_in:,} events in {_several(t.files, 'file')}",
+            f"{t.quarantined + t.unknown:,} of {t.rows_in:,} events in {_several(t.files, 'file')}",
             f"{len(bad):,} of {len(bad) + len(log.listed.good):,} subscriptions",
             *([_several(len(lost), "attachment")] if lost else []),
         ]
@@ -255,6 +318,8 @@ class Reading:
             "rows_left_out": t.thinned,
             "rows_without_broker": t.unknown,
             "files": t.files,
+            "publishers_without_broker": dict(list(self.unknown.items())[:_NAMES_IN_JSON]),
+            "unreachable_fields": dict(self.unreached),
         }
 
 

@@ -23,6 +23,7 @@ from ramify.cli.logs import (
     SparkOption,
     SubscriptionsOption,
     WorkloadOption,
+    check_local,
     generated_log,
     log_files,
     read_attachments,
@@ -76,6 +77,7 @@ def price(
         raise InputError(f"hours = {hours}. Allowed: a number above 0.")
     if (workload is None) == (not events):
         raise InputError("give --events or --workload, one of them.")
+    check_local(events or [], spark)
     made = read_plan(plan_file)
     kept = Rules() if rules is None else read_rules(rules, made.overlay)
     given, misplaced = read_attachments(attachments, made.overlay)
@@ -99,29 +101,27 @@ def price(
             split=Split(keep=keep, seed=seed),
         ) as found:
             reading, priced = Reading.of(found.found), found.price
-            unknown = dict(found.found.unknown)
+    if not priced.volume.events:
+        reading.tell(log, as_json)
+        raise InputError("the log has no event to price the plan on. Give another log.")
     faults = [str(fault) for fault in broken(priced, kept)]
-    figures = dict(priced.figures())
     if as_json:
-        print(json.dumps({"plan": made.scheme, **figures, **reading.summary(), "broken": faults}))
+        figures = {"plan": made.scheme, **priced.figures(), **reading.summary(), "broken": faults}
+        print(json.dumps(figures, allow_nan=False))
     else:
-        _show_price(made.scheme, priced, unknown)
+        _show_price(made.scheme, priced)
     if faults:
+        reading.tell(log, as_json)
         raise PlanError("the plan breaks rules on this log:", faults)
     reading.report(log, as_json)
 
 
-def _show_price(scheme: str, priced: Price, unknown: Mapping[tuple[int, str | None], int]) -> None:
+def _show_price(scheme: str, priced: Price) -> None:
     volume = priced.volume
     month = priced.money_per_month
     cost = f"${priced.money:,.6f} for them" if month is None else f"${month:,.2f} a month"
     headline = f"{scheme} on {volume.events:,} events: {cost}, {priced.gap:.3f} of what no plan can beat."
     out.print(Text(headline, style="bold"), soft_wrap=True)
-    if unknown:
-        names = ", ".join(str(name) for _, name in list(unknown)[:3])
-        say(
-            f"{sum(unknown.values()):,} events left out: no broker is known for their publishers ({names})."
-        )
     table = plain_table("figure", "value")
     table.columns[1].justify = "right"
     for name, value in priced.figures().items():
@@ -180,11 +180,12 @@ def tables(
         float | None, typer.Option(help="Half-life of selectivity in seconds; none counts all alike.")
     ] = None,
     jaccard: Annotated[
-        float, typer.Option(help="Least overlap of two classes to keep.", min=0, max=1)
-    ] = 0.0,
+        float, typer.Option(help="Least overlap (Jaccard) of two classes to keep.", min=0, max=1)
+    ] = 0.1,
     axes: Annotated[
         list[str] | None, typer.Option("--axis", help="Attribute to make content-space histograms of.")
     ] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace tables that are there.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the workload, the split and --keep.", min=0)] = 1,
     schema: SchemaOption = None,
     id_field: IdField = "id",
@@ -201,7 +202,13 @@ def tables(
     graph = overlay_from(overlay)
     mapping = field_mapping(id_field, publisher_field, time_field, time_unit)
     asked = Asked(pane, half_life, jaccard, tuple(axes or ()))
-    request = LogRequest.of(graph, workload, events, subscriptions, attachments, schema, mapping, seed)
+    if "://" not in write and not overwrite and any(Path(write).glob("*")):
+        raise InputError(
+            "there are files here already; name an empty directory, or --overwrite", path=write
+        )
+    request = LogRequest.of(
+        graph, workload, events, subscriptions, attachments, schema, mapping, seed, url=spark
+    )
     with sparked(spark, as_json) as session, doing("writing the tables"):
         log = request.open(session)
         found = write_tables(
@@ -214,11 +221,13 @@ def tables(
             asked,
             Split(SHARES, keep, seed),
         )
-    reading = Reading(found.totals, found.shown, found.unreached)
+    reading = Reading.of(found.found, found.shown)
     if as_json:
-        print(json.dumps({"rows": found.rows, **reading.summary()}))
+        print(json.dumps({"rows": found.rows, "overlap_recall": found.recall, **reading.summary()}))
     else:
         _show_tables(write, found.rows)
+        if found.recall is not None:
+            say(f"overlap is sketched: {100 * found.recall:.1f} % of its pairs were found, by a sample")
     reading.report(log, as_json)
 
 

@@ -33,6 +33,7 @@ from ramify.cli.logs import (
     SparkOption,
     SubscriptionsOption,
     WorkloadOption,
+    check_writable,
     sparked,
 )
 from ramify.content.flatten import TimeUnit
@@ -113,12 +114,17 @@ def plan(
     kept = Rules() if rules is None else read_rules(rules, graph)
     split = Split(SHARES, keep, seed)
     mapping = field_mapping(id_field, publisher_field, time_field, time_unit)
-    request = LogRequest.of(graph, workload, events, subscriptions, attachments, schema, mapping, seed)
+    request = LogRequest.of(
+        graph, workload, events, subscriptions, attachments, schema, mapping, seed, url=spark
+    )
+    check_writable(write)
     specs = None if schemes is None else schemes.split()
     check_request(specs, today, sample, hours)
     with sparked(spark, as_json) as session, doing("reading the log"):
         log = request.open(session)
         windows, reading = _counted(session, graph, log, kept, split, tables)
+    if not windows.whole.events:
+        reading.tell(log, as_json)
     study = prepare(
         graph,
         log.classes,
@@ -254,13 +260,6 @@ def _show(study: Study, found: Comparison) -> None:
         )
     else:
         say(f"Only {study.events:,} events: too few to hold any back; figures are of what was planned on.")
-    if study.unknown:
-        names = ", ".join(list(study.unknown)[:3])
-        err.print(
-            f"{sum(study.unknown.values()):,} events left out: no broker is known for their publishers "
-            f"({names}...). Name one with --attachments or --publisher-field.",
-            highlight=False,
-        )
     out.print(_table(found))
     for reason in _discarded(found):
         err.print(f"discarded: {reason}", markup=False, highlight=False, soft_wrap=True)

@@ -111,7 +111,8 @@ def _raised_in_task(text: str) -> tuple[str, str] | None:
     """The kind and the message of the exception that a Python worker's traceback ends with.
 
     The traceback is followed by the JVM's stack or by nothing. A message may have several lines: it goes
-    from the first line that is not indented after the last frame.
+    from the first line that is not indented after the last frame. None, too, for an error that only
+    passes on what the JVM says (a micro-batch runs in Python on the driver): the cause is in there.
     """
     start = text.rfind("Traceback (most recent call last):")
     if start < 0:
@@ -125,7 +126,7 @@ def _raised_in_task(text: str) -> tuple[str, str] | None:
         match = re.match(r"([A-Za-z_][\w.]*)(?:: (.*)|:?$)", lines[i])
         if match:
             message = "\n".join([match[2] or "", *lines[i + 1 :]]).strip()
-            return match[1], message
+            return None if match[1].endswith("Py4JJavaError") else (match[1], message)
     return None
 
 

@@ -11,6 +11,7 @@ quarantined as too large. The same decoders read both, so both give the same eve
 """
 
 import os
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,8 +31,8 @@ from ramify.content.flatten import PLAIN, FieldMapping
 from ramify.content.readers import LogKind
 from ramify.errors import InputError
 from ramify.pipeline.failures import root_cause
-from ramify.pipeline.pieces import FileFault, Piece, PieceReader, merged, shown
-from ramify.pipeline.session import task_slots
+from ramify.pipeline.pieces import FileFault, Piece, PieceReader, local_path, merged, shown
+from ramify.pipeline.session import is_connect, task_slots
 from ramify.pipeline.sources import Chunk, Reject
 
 __all__ = ["Conflict", "Files", "Listed", "absolute", "bundles", "cut", "listed"]
@@ -75,6 +76,7 @@ class Files:
     wanted           the attributes that anyone asks for, or None for all: others need not be read (they
                      are absent then) where that is cheaper, and bodies neither
     through_spark    whether the bytes come from Spark, or from files that tasks open
+    empty            paths that were given and hold no file, among others that do
     """
 
     schema: EventSchema
@@ -86,6 +88,7 @@ class Files:
     piece_bytes: int = PIECE_BYTES
     given: tuple[str, ...] = ()
     files: tuple[Listed, ...] = field(default=(), repr=False)
+    empty: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -110,8 +113,10 @@ class Files:
             When a path does not exist or holds no file, Spark cannot list it, or a file that was named
             itself is of no known kind.
         """
-        given = tuple(dict.fromkeys(_resolved(path) for path in paths))
+        here = not is_connect(spark)  # whether Spark's driver sees the files that this process sees
+        given = tuple(dict.fromkeys(p for path in paths for p in _resolved(path, here)))
         found = listed(spark, given)
+        found = _distinct(found) if here else found
         _check_named(given, found)
         remote = next((file.path for file in found if not file.path.startswith("file:/")), None)
         if through_spark is False and remote is not None:
@@ -125,6 +130,7 @@ class Files:
             piece_bytes=piece_bytes,
             given=given,
             files=tuple(found),
+            empty=tuple(path for path in given if not any(_is_at(file.path, path) for file in found)),
         )
         return files if schema is not None else _inferred(spark, files)
 
@@ -160,7 +166,25 @@ class Files:
         text = "the file was listed, but Spark could not read it; it may be gone, damaged or forbidden"
         names = (shown(file.path) for file in self.files)
         gone = FileFault.UNREADABLE_FILE
-        return [Reject(name, 0, 0, None, gone, text) for name in names if name not in counted]
+        lost = [Reject(name, 0, 0, None, gone, text, rows=0) for name in names if name not in counted]
+        nothing = "there is no file with events in it"
+        void = FileFault.EMPTY_DIRECTORY
+        return lost + [Reject(shown(path), 0, 0, None, void, nothing, rows=0) for path in self.empty]
+
+    def looked_through(self, spark: SparkSession) -> "Files":
+        """The same files with the schema of all their records, not of the first ones only.
+
+        A job that decodes every record of JSON files (of gzip files and arrays, the first 64 MiB).
+        """
+        reader = self._reader()
+
+        def look(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for piece in _pieces(rows):
+                found = reader.whole(piece)
+                if found is not None:
+                    yield _schema_row(piece, found)
+
+        return _with_schemas(self, self.frame(spark).mapInArrow(look, _SCHEMA_ROWS))
 
     def _reader(self) -> PieceReader:
         return PieceReader(self.schema, self.mapping, self.root, self.wanted, self.through_spark)
@@ -213,9 +237,8 @@ def listed(spark: SparkSession, paths: Sequence[str]) -> list[Listed]:
         raise _listing_fault(error, paths) from None
     # The rows leave files without a byte out; as Parquet, they are damaged, and as JSON, empty.
     found = {**dict.fromkeys(names, 0), **lengths}
-    for path in paths:
-        if not any(_is_at(file, path) for file in found):
-            raise InputError("there is no file in it with events; give another path", path=shown(path))
+    if not found:
+        raise InputError("there is no file in it with events; give another path", path=shown(paths[0]))
     return [Listed(path, found[path]) for path in sorted(found)]
 
 
@@ -236,11 +259,26 @@ def _listing_fault(error: Exception, paths: Sequence[str]) -> InputError:
     return InputError(f"Spark cannot list it ({root_cause(error)}); {advice}", path=where)
 
 
-def _resolved(path: str) -> str:
-    """A relative path as Spark, which may run elsewhere, finds it; anything else as it is."""
-    if "://" in path or path.startswith(("/", "file:")):
-        return path
-    return os.path.abspath(path) if os.path.exists(path) or glob(path) else path
+def _resolved(path: str, here: bool) -> list[str]:
+    """A path as Spark, which may run elsewhere, finds it.
+
+    Local globs are expanded here where Spark sees the same files: Spark's stumble over a colon in a name.
+    """
+    if "://" in path or path.startswith("file:"):
+        return [path]
+    if os.path.exists(path):
+        return [_escaped(os.path.abspath(path))]
+    found = sorted(glob(path, recursive=True)) if here else []
+    return [_escaped(os.path.abspath(name)) for name in found] or [path]
+
+
+def _distinct(files: Sequence[Listed]) -> list[Listed]:
+    """Files that are the same behind their links once, under the first of their names."""
+    kept: dict[str, Listed] = {}
+    for file in files:
+        local = local_path(file.path) if file.path.startswith("file:") else None
+        kept.setdefault(file.path if local is None else os.path.realpath(local), file)
+    return list(kept.values())
 
 
 def _plain(url: str) -> str:
@@ -250,7 +288,7 @@ def _plain(url: str) -> str:
 
 
 def _is_glob(path: str) -> bool:
-    return any(mark in path for mark in "*?[{")
+    return re.search(r"(?<!\\)[*?\[{]", path) is not None  # a mark that `_escaped` has not escaped
 
 
 def _is_at(file: str, path: str) -> bool:
@@ -260,7 +298,7 @@ def _is_at(file: str, path: str) -> bool:
 
 
 def _bare(path: str) -> str:
-    path = shown(path) if path.startswith("file:") else path
+    path = re.sub(r"\\(.)", r"\1", shown(path) if path.startswith("file:") else path)
     return os.path.normpath(path) if path.startswith("/") else path.rstrip("/")
 
 
@@ -366,15 +404,31 @@ def _inferred(spark: SparkSession, files: Files) -> Files:
         return files
     reader = files._reader()
 
+    head_rows = max(_HEAD_ROWS, _HEADS * _HEAD_ROWS // len(chosen))
+
     def look(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for piece in _pieces(rows):
-            found = reader.head(piece, _HEAD_ROWS)
+            found = reader.head(piece, head_rows)
             if found is not None:
-                yield pa.RecordBatch.from_pydict({"path": [piece.path], "schema": [found.to_json()]})
+                yield _schema_row(piece, found)
 
     frame = _heads(spark, replace(files, files=chosen, given=tuple(_escaped(f.path) for f in chosen)))
-    texts = {row.path: row.schema for row in frame.mapInArrow(look, "path string, schema string").collect()}
-    schema, conflicts = _agreed((p, EventSchema.from_json(texts[p])) for p in sorted(texts))
+    return _with_schemas(files, frame.mapInArrow(look, _SCHEMA_ROWS))
+
+
+_SCHEMA_ROWS = "path string, start long, schema string"
+
+
+def _schema_row(piece: Piece, found: EventSchema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(
+        {"path": [piece.path], "start": [piece.start], "schema": [found.to_json()]}
+    )
+
+
+def _with_schemas(files: Files, looked: DataFrame) -> Files:
+    """The files with the schema that parts of them agree on."""
+    found = sorted((row.path, row.start, row.schema) for row in looked.collect())
+    schema, conflicts = _agreed((path, EventSchema.from_json(text)) for path, _, text in found)
     return replace(files, schema=schema, conflicts=conflicts)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as sf
 
 from ramify.compiled import Ints
 from ramify.content.events import CONTEXT_NAMES, SIZE_BYTES, AttributeType
@@ -73,7 +73,7 @@ def histograms(spark: SparkSession, source: Source, grids: Sequence[Grid]) -> Da
 
     partial = source.frame(spark).mapInArrow(count, schema)
     return partial.groupBy("grid", "cell").agg(
-        F.sum("events").alias("events"), F.sum("bytes").alias("bytes")
+        sf.sum("events").alias("events"), sf.sum("bytes").alias("bytes")
     )
 
 
@@ -92,15 +92,15 @@ def generating(spark: SparkSession, source: Source, grid: Grid) -> DataFrame:
 
     partial = source.frame(spark).mapInArrow(count, schema)
     return partial.groupBy("client", "cell").agg(
-        F.sum("events").alias("events"), F.sum("bytes").alias("bytes")
+        sf.sum("events").alias("events"), sf.sum("bytes").alias("bytes")
     )
 
 
 def cell_demand(demand: DataFrame) -> DataFrame:
     """What a demand that was made with a grid holds per cell, in the columns of `CELL_DEMAND`."""
-    matches = F.col("count") * F.size("classes").cast("bigint")
+    matches = sf.col("count") * sf.size("classes").cast("bigint")
     return demand.groupBy("cell").agg(
-        F.sum("count").alias("events"), F.sum("bytes").alias("bytes"), F.sum(matches).alias("matches")
+        sf.sum("count").alias("events"), sf.sum("bytes").alias("bytes"), sf.sum(matches).alias("matches")
     )
 
 
@@ -163,7 +163,7 @@ def equal_depth_axis(
 
     spelled = spark_schema(table_schema({"id": pa.string(), "value": kind.arrow}))
     drawn = source.frame(spark).mapInArrow(values, spelled)
-    order = (F.xxhash64(F.lit(seed), "id"), "id", "value")
+    order = (sf.xxhash64(sf.lit(seed), "id"), "id", "value")
     found = drawn.orderBy(*order).limit(sample).select("value").toArrow().column("value")
     return Axis(path, _edges(path, found, slots))
 

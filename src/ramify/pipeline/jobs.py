@@ -8,15 +8,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
+from ramify.content.events import CONTEXT_NAMES
 from ramify.content.space import Grid
 from ramify.errors import InputError
 from ramify.network.overlay import Overlay
 from ramify.pipeline.histograms import content_space, equal_depth_axis, generating, histograms
-from ramify.pipeline.overlap import overlap
-from ramify.pipeline.passes import Reckoned, Totals, reckoned
+from ramify.pipeline.overlap import EXACT_CLASSES, overlap
+from ramify.pipeline.passes import Reckoned, reckoned
 from ramify.pipeline.profile import profile
 from ramify.pipeline.selectivity import selectivity
-from ramify.pipeline.sources import Source
+from ramify.pipeline.sources import Sampled, Source
 from ramify.pipeline.tables import TABLES, spark_schema, write_table
 from ramify.pipeline.traffic import published, traffic
 from ramify.planning.classes import Classes
@@ -49,18 +50,23 @@ class Asked:
     def __post_init__(self) -> None:
         if not 1e-6 <= self.pane_s < 1e9:
             raise InputError(f"a pane of {self.pane_s} seconds. Allowed: from a microsecond to 30 years.")
+        if self.half_life_s is not None and not self.half_life_s > 0:
+            raise InputError(f"a half-life of {self.half_life_s} seconds. Allowed: above 0.")
+        if not 0 <= self.jaccard <= 1:
+            raise InputError(f"a least Jaccard of {self.jaccard}. Allowed: from 0 to 1.")
         if len(set(self.axes)) < len(self.axes):
             raise InputError("an attribute is named twice as an axis. Name each once.")
 
 
 @dataclass(frozen=True, slots=True)
 class Wrote:
-    """What a job read and wrote: totals, the first rejects, unreachable fields, rows of each table."""
+    """What a job read and wrote: the pass (its frames are gone), the first rejects, rows of each table, and
+    the measured recall of the overlap where it is not exact."""
 
-    totals: Totals
+    found: Reckoned
     shown: tuple[dict[str, Any], ...]
-    unreached: Mapping[str, int]
     rows: dict[str, int]
+    recall: float | None
 
 
 def write_tables(
@@ -79,23 +85,28 @@ def write_tables(
     The source is read once for the demand and what follows from it, once for the profile, once per axis to
     cut it, and once for all histograms. `shown` is how many rejects are kept to be shown.
     """
+    _check(source, classes, asked)
+    kept: Source = source if split.keep == 1 else Sampled(source, split)
+    grids = _grids(spark, kept, asked.axes)
     counting = Counting.of(classes, overlay, attachments, split=split, pane_us=round(asked.pane_s * 1e6))
     with reckoned(spark, source, classes.filters, counting) as found:
         demand = found.demand(classes.broker).persist()
         try:
             rows = dict(write_demand(found, classes, under, demand))
+            pairs = overlap(demand, len(classes), least=asked.jaccard)
+            facts = {"exact": pairs.exact, "recall": pairs.recall, "pairs_measured": pairs.measured}
+            rows["overlap"] = _written(pairs.pairs, "overlap", under, {**facts, "least": asked.jaccard})
             for name, frame in _from_demand(demand, classes, counting, asked).items():
                 rows[name] = _written(frame, name, under)
         finally:
             demand.unpersist()
-        wrote = Wrote(found.totals, found.first_rejects(shown), found.unreached, rows)
-    rows["profile"] = _written(profile(spark, source), "profile", under)
-    if asked.axes:
-        grids = _grids(spark, source, asked.axes)
-        space = spark.createDataFrame(_spaces(spark, source, grids, classes))
+        wrote = Wrote(found, found.first_rejects(shown), rows, None if pairs.exact else pairs.recall)
+    rows["profile"] = _written(profile(spark, kept), "profile", under)
+    if grids:
+        space = spark.createDataFrame(_spaces(spark, kept, grids, classes))
         rows["content_space"] = _written(space, "content_space", under)
         widest = list(grids.values())[-1]  # the joint one, where there is one
-        rows["generating"] = _written(generating(spark, source, widest), "generating", under)
+        rows["generating"] = _written(generating(spark, kept, widest), "generating", under)
     return wrote
 
 
@@ -120,14 +131,30 @@ def _from_demand(
     half_life, pane_us = asked.half_life_s, counting.pane_us
     return {
         "selectivity": selectivity(demand, len(classes), half_life_s=half_life, pane_us=pane_us),
-        "overlap": overlap(demand, len(classes), least=asked.jaccard).pairs,
         "traffic": traffic(demand, classes.broker.tolist()),
         "published": published(demand),
     }
 
 
+def _check(source: Source, classes: Classes, asked: Asked) -> None:
+    """Refuse what can be seen to be wrong before the log is read."""
+    lacking = [path for path in asked.axes if path not in {*source.schema.attributes, *CONTEXT_NAMES}]
+    if lacking:
+        raise InputError(
+            f"the events have no attribute {lacking[0]!r} to be an axis. "
+            f"They have: {', '.join(source.schema.attributes)}."
+        )
+    if len(classes) > EXACT_CLASSES and not asked.jaccard:
+        raise InputError(
+            f"{len(classes):,} classes are too many to keep every pair that overlaps: ask for a least "
+            "Jaccard above 0 (--jaccard 0.1)."
+        )
+
+
 def _grids(spark: SparkSession, source: Source, paths: tuple[str, ...]) -> dict[str, Grid]:
     """A grid per attribute, and one of all of them where it has few enough cells."""
+    if not paths:
+        return {}
     axes = [equal_depth_axis(spark, source, path, _AXIS_SLOTS) for path in paths]
     grids = {axis.path: Grid((axis,)) for axis in axes}
     joint = Grid(tuple(axes))

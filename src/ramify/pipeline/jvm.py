@@ -34,6 +34,7 @@ __all__ = ["SQL", "classic", "environment", "quiet"]
 SQL = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    "spark.sql.caseSensitive": "true",  # price and Price are two attributes
 }
 """Settings of every session, Connect's too."""
 

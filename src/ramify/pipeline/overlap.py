@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as sf
 
 from ramify.compiled import Ints, SmallInts
 from ramify.errors import InputError
@@ -354,7 +354,7 @@ class _Sums:
 
     @classmethod
     def of(cls, demand: DataFrame, classes_count: int) -> "_Sums":
-        sums = class_sums(demand, classes_count).filter(F.col("class") >= 0)
+        sums = class_sums(demand, classes_count).filter(sf.col("class") >= 0)
         table = sums.select("class", "events", "patterns").toArrow()
         made = cls(np.zeros(classes_count, np.int64), np.zeros(classes_count, np.int64))
         at = np.asarray(table.column("class"))
@@ -395,7 +395,7 @@ def _signed(demand: DataFrame, asked: _Asked, sketch: Sketch) -> DataFrame:
     rng = np.random.default_rng(sketch.seed)
     seeds = rng.integers(0, 2**64, sketch.races, dtype=np.uint64)
     known = ("split", "pane", "publisher", "client", "cell", "tags", "classes")
-    key = F.xxhash64(*(F.col(name) for name in known if name in demand.columns))
+    key = sf.xxhash64(*(sf.col(name) for name in known if name in demand.columns))
 
     def sign(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         signature = np.full((classes, sketch.races), np.inf, np.float32)
@@ -432,7 +432,7 @@ def _bucketed(signed: DataFrame, band_races: int, races: int, parts: int) -> Dat
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=_BUCKETS)
 
-    place = F.pmod(F.col("chunk") / F.lit(_CHUNK), F.lit(parts)).cast("int")
+    place = sf.pmod(sf.col("chunk") / sf.lit(_CHUNK), sf.lit(parts)).cast("int")
     together = signed.repartitionById(parts, place).sortWithinPartitions("chunk")
     return together.mapInArrow(bucket, spark_schema(_BUCKETS)).repartitionById(parts, "part")
 
@@ -573,7 +573,7 @@ def _measured_recall(
         yield pa.RecordBatch.from_arrays(columns, names=["pair", "both"])
 
     partial = demand.select("classes", "count").mapInArrow(count, "pair bigint, both bigint")
-    table = partial.groupBy("pair").agg(F.sum("both").alias("both")).toArrow()
+    table = partial.groupBy("pair").agg(sf.sum("both").alias("both")).toArrow()
     one, other = np.divmod(np.asarray(table.column("pair")), max(classes, 1))
     both = np.asarray(table.column("both"))
     alike = (one != other) & (both / (events[one] + events[other] - both) >= asked.least)
@@ -581,7 +581,7 @@ def _measured_recall(
     if not len(true):
         return None, 0
     chosen = [int(k) for k in sampled]
-    near = pairs.filter(F.col("class_a").isin(chosen) | F.col("class_b").isin(chosen))
+    near = pairs.filter(sf.col("class_a").isin(chosen) | sf.col("class_b").isin(chosen))
     found = near.select("class_a", "class_b").toArrow()
     keys = np.asarray(found.column(0)).astype(np.int64) * classes + np.asarray(found.column(1))
     return float(np.isin(true, keys).mean()), len(true)

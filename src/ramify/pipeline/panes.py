@@ -4,7 +4,8 @@ Owns the directory that a streaming job writes and a coordinator reads (`PaneSto
 alone: who reads the latest window starts no Spark. How samples become patterns is `streaming`.
 
     out/about.json            what was counted, and how: the same for every batch
-    out/panes/batch=<n>/      one finished batch: patterns.parquet, unknown.parquet, facts.json
+    out/panes/batch=<n>/      one finished batch: patterns.parquet, facts.json and, where there
+                              are any, unknown.parquet, quarantine.parquet
     out/manifest.json         what has been merged: batches up to a number, one file a pane
     out/merged/               those files
 
@@ -33,6 +34,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ramify.errors import InputError
+from ramify.pipeline.tables import QUARANTINE
 from ramify.planning.pattern_rows import PATTERNS
 from ramify.planning.splits import Split
 from ramify.planning.windows import Span, Windows
@@ -59,27 +61,31 @@ T = TypeVar("T")
 class Facts:
     """What became of the samples of a batch, or of several: `add` them up.
 
-    `rows_in == duplicates + dropped + thinned + unknown + counted`, always.
+    `rows_in == quarantined + duplicates + dropped + thinned + unknown + counted`, always.
 
     Attributes
     ----------
-    rows_in        samples that came in
+    rows_in        samples that came in, usable or not
+    quarantined    those that are no events: no id, a bad line, a damaged file (see `PaneStore.quarantine`)
     duplicates     those whose id had been counted before
     dropped        those too old to be counted at all
     late           those that came late and were counted (or thinned out, or unknown) all the same
     thinned        those not in the sample of a sample that the split takes
     unknown        those whose publisher has no known broker
+    faults         rows of the quarantine; a file that breaks off is one, whatever it held
     mark_us        the newest event time so far, in microseconds; None before there was one
     oldest_pane, newest_pane    the panes that counted events are in; None when none has a time
     spans          per window of the split the events counted and the time that they span
     """
 
     rows_in: int = 0
+    quarantined: int = 0
     duplicates: int = 0
     dropped: int = 0
     late: int = 0
     thinned: int = 0
     unknown: int = 0
+    faults: int = 0
     mark_us: int | None = None
     oldest_pane: int | None = None
     newest_pane: int | None = None
@@ -88,11 +94,12 @@ class Facts:
     @property
     def counted(self) -> int:
         """Events that are in patterns."""
-        return self.rows_in - self.duplicates - self.dropped - self.thinned - self.unknown
+        left_out = self.quarantined + self.duplicates + self.dropped + self.thinned + self.unknown
+        return self.rows_in - left_out
 
     def add(self, other: "Facts") -> "Facts":
         """What became of the samples of both."""
-        names = ("rows_in", "duplicates", "dropped", "late", "thinned", "unknown")
+        names = ("rows_in", "quarantined", "duplicates", "dropped", "late", "thinned", "unknown", "faults")
         sums = {name: getattr(self, name) + getattr(other, name) for name in names}
         spans = {split: replace(span) for split, span in self.spans.items()}
         for split, span in other.spans.items():
@@ -129,6 +136,7 @@ class _Manifest:
     floor_us    panes that begin before this are gone; None when none was trimmed
     panes       start of the pane (or `none`: events without a time) -> file of its patterns
     unknown     the file of unknown publishers
+    quarantine  files of what could not be used, one for each merge that found any
     facts       of all merged batches together
     """
 
@@ -138,10 +146,11 @@ class _Manifest:
     panes: Mapping[str, str] = field(default_factory=dict)
     unknown: str | None = None
     facts: Facts = Facts()
+    quarantine: tuple[str, ...] = ()
 
     @property
     def files(self) -> set[str]:
-        return {*self.panes.values(), *([self.unknown] if self.unknown else [])}
+        return {*self.panes.values(), *([self.unknown] if self.unknown else []), *self.quarantine}
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +236,14 @@ class PaneStore:
         """All rows that are kept (`PATTERNS`, pane by pane), equal ones added up, in one fixed order."""
         return self._reading(lambda view: _added_up(self._rows(view, None, None), _PATTERN_KEYS))
 
+    def quarantine(self) -> pa.Table:
+        """All that could not be used so far (`QUARANTINE`), by file and position.
+
+        Rows that came without a file have none, and their position is the number within a task.
+        """
+        order: Any = [(name, "ascending") for name in ("file", "position", "reason")]
+        return self._reading(self._rejects).sort_by(order)
+
     # --------------------------------------------------------------------------------------- writing
 
     def begin(self, about: Mapping[str, Any]) -> None:
@@ -250,7 +267,14 @@ class PaneStore:
                 path=str(self.out),
             )
 
-    def publish(self, batch: int, facts: Facts, patterns: pa.Table, unknown: pa.Table) -> bool:
+    def publish(
+        self,
+        batch: int,
+        facts: Facts,
+        patterns: pa.Table,
+        unknown: pa.Table,
+        quarantine: pa.Table | None = None,
+    ) -> bool:
         """Make a batch visible, all at once; False when it was there already, and nothing is changed."""
         if self.has(batch):
             return False
@@ -258,10 +282,14 @@ class PaneStore:
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
         spread: Any = pc.min_max(patterns["pane"])
-        facts = replace(facts, oldest_pane=spread["min"].as_py(), newest_pane=spread["max"].as_py())
+        oldest, newest = spread["min"].as_py(), spread["max"].as_py()
+        faults = 0 if quarantine is None else quarantine.num_rows
+        facts = replace(facts, oldest_pane=oldest, newest_pane=newest, faults=faults)
         write_parquet(work / "patterns.parquet", _added_up(patterns.select(PATTERNS.names), _PATTERN_KEYS))
         if unknown.num_rows:
             write_parquet(work / "unknown.parquet", _added_up(unknown, _UNKNOWN_KEYS))
+        if quarantine is not None and quarantine.num_rows:
+            write_parquet(work / "quarantine.parquet", quarantine.select(QUARANTINE.names).cast(QUARANTINE))
         replace_file(work / "facts.json", json.dumps(facts.to_json(), sort_keys=True).encode())
         os.rename(work, self._place(batch))
         flush_directory(self.out / "panes")
@@ -300,6 +328,7 @@ class PaneStore:
             plain = json.loads((self.out / "manifest.json").read_bytes())
         except FileNotFoundError:
             return _Manifest()
+        plain["quarantine"] = tuple(plain.get("quarantine", ()))
         return _Manifest(**{**plain, "facts": Facts.of_json(plain["facts"])})
 
     def _view(self) -> _View:
@@ -385,6 +414,16 @@ class PaneStore:
         tables = [_between(_read(file, UNKNOWN), low, high, floor) for file in files]
         return _added_up(pa.concat_tables([UNKNOWN.empty_table(), *tables]), _UNKNOWN_KEYS)
 
+    def _rejects(self, view: _View) -> pa.Table:
+        """What could not be used, merged or not."""
+        merged = [_read(self.out / "merged" / name, QUARANTINE) for name in view.manifest.quarantine]
+        return pa.concat_tables([QUARANTINE.empty_table(), *merged, *map(self._rejects_of, view.batches)])
+
+    def _rejects_of(self, batch: int) -> pa.Table:
+        if not self._facts_of(batch).faults:
+            return QUARANTINE.empty_table()
+        return _read(self._place(batch) / "quarantine.parquet", QUARANTINE)
+
     def _merged(self, old: _Manifest, chosen: tuple[int, ...]) -> _Manifest:
         """Write what some batches add to the merged files; the manifest that names the new ones."""
         version, only = old.version + 1, _View(replace(old, panes={}, unknown=None), chosen)
@@ -404,10 +443,14 @@ class PaneStore:
         unknown = f"unknown-{version}.parquet" if strangers.num_rows else None
         if unknown is not None:
             write_parquet(self.out / "merged" / unknown, strangers)
+        rejects = pa.concat_tables(map(self._rejects_of, chosen))
+        quarantine = (*old.quarantine, f"quarantine-{version}.parquet") if len(rejects) else old.quarantine
+        if len(rejects):
+            write_parquet(self.out / "merged" / quarantine[-1], rejects)
         facts = old.facts
         for batch in chosen:
             facts = facts.add(self._facts_of(batch))
-        return _Manifest(version, chosen[-1], old.floor_us, panes, unknown, facts)
+        return _Manifest(version, chosen[-1], old.floor_us, panes, unknown, facts, quarantine)
 
     def _install(self, old: _Manifest, new: _Manifest) -> None:
         """Make a manifest the one that readers find, then remove what neither it nor the old one needs."""

@@ -34,6 +34,7 @@ from ramify.pipeline.sources import Chunk, Counted, Reject
 __all__ = ["FileFault", "Piece", "PieceReader", "local_path", "merged", "shown"]
 
 _BATCH_ROWS = 65536
+_EVERY_ROW = 1 << 40
 _SCAN_BYTES = 64 << 10
 _ENOUGH_ROWS, _ENOUGH_BYTES = 16384, 8 << 20  # for a batch that is worth the calls it costs
 
@@ -49,6 +50,7 @@ class FileFault:
     MISSING_COLUMN = "missing_column"
     UNUSABLE_COLUMNS = "unusable_columns"
 
+    EMPTY_DIRECTORY = "empty_directory"
     OPENING = (MISSING_FILE, UNREADABLE_FILE)
     """What each piece of a file finds out by itself: the first claims a row, the others none."""
 
@@ -112,6 +114,27 @@ class PieceReader:
                 form = _form(unpacked, self.mapping)
                 part: Any = _Part(unpacked, 0, None)
                 return EventSchema.of_batch(next(form.read(part, None, None, rows)).batch)
+        except (_FaultError, InputError, OSError, EOFError, zlib.error):
+            return None
+
+    def whole(self, piece: Piece) -> EventSchema | None:
+        """The schema of all records of a piece; None when there are none, or they cannot be read.
+
+        Of a gzip file or an array, which are one piece whatever their length, of the first 64 MiB.
+        """
+        kind = LogKind.of(piece.path)
+        if kind is None or kind.parquet:
+            return self.head(piece, 1) if piece.start == 0 else None
+        if kind.gzipped and piece.start > 0:
+            return None
+        try:
+            with self._opened(piece) as stream:
+                form, part = _begun(_unpacked(stream, kind), piece, kind, self.mapping)
+                if part.done or (form.array and piece.start > 0):
+                    return None
+                untyped: Any = part
+                found = form.read(untyped, None, None, _EVERY_ROW, inside=piece.start > 0)
+                return EventSchema.of_batch(next(found).batch)
         except (_FaultError, InputError, OSError, EOFError, zlib.error):
             return None
 

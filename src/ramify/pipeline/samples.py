@@ -1,7 +1,11 @@
-"""Live samples as a numbered log that can be read again, and as a source for Structured Streaming.
+"""Live samples as sources for Structured Streaming: files that land, and a numbered log.
 
-Owns what a replayable stream of samples is (`Replayable`), one on disk (`SampleLog`), and the Spark data
-source over either (`SampleDataSource`). What is made of the samples is `streaming`.
+Owns the frame of landed files (`landed`), what a replayable stream of samples is (`Replayable`), one on
+disk (`SampleLog`), and the Spark data source over either (`SampleDataSource`). What is made of the samples
+is `streaming`.
+
+Landed files are read by the decoders that read a log (`pieces`), not by Spark's: what is wrong with a file
+or a line is a row of the frame, and the stream goes on.
 
 Events are numbered from 0 without gaps, and a range of numbers [start, stop) holds the same events, always:
 that is all that exactly-once needs of a source. A Python data source runs in a process of its own beside
@@ -27,13 +31,27 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from ramify.content.events import EventSchema
+from ramify.content.events import BODY, EventSchema
+from ramify.content.flatten import PLAIN, FieldMapping
 from ramify.errors import InputError
 from ramify.pipeline.panes import flush_directory
-from ramify.pipeline.sources import fitted
-from ramify.pipeline.tables import spark_schema
+from ramify.pipeline.pieces import Piece, PieceReader, merged, shown
+from ramify.pipeline.sources import Chunk, Reject, fitted
+from ramify.pipeline.tables import QUARANTINE, spark_schema
 
-__all__ = ["FORMAT", "Replayable", "SampleDataSource", "SampleLog", "SampleStream", "live_samples"]
+__all__ = [
+    "FAULT",
+    "FORMAT",
+    "Replayable",
+    "SampleDataSource",
+    "SampleLog",
+    "SampleStream",
+    "landed",
+    "live_samples",
+]
+
+FAULT = "_fault"
+"""The last column of `landed`: null for an event, else a row of `QUARANTINE`, all other columns empty."""
 
 FORMAT = "ramify-samples"
 """The name of the data source in `spark.readStream.format`."""
@@ -43,6 +61,89 @@ TASK_ROWS = 50_000
 
 _SUFFIX = ".arrow"
 _DIGITS = 19
+
+
+_BINARY_FILES = "path string, modificationTime timestamp, length bigint, content binary"
+
+
+def landed(
+    spark: SparkSession,
+    directory: str | Path,
+    schema: EventSchema,
+    *,
+    files_per_trigger: int | None = None,
+    mapping: FieldMapping = PLAIN,
+) -> DataFrame:
+    """A streaming frame of the events in the files that land in a directory, with these attributes.
+
+    Files are of the kinds of a log: Parquet, JSON lines, CloudEvents, one JSON array. What is no event, be
+    it a line or a damaged file, is a row with a `FAULT`. Bodies are left out.
+
+    A file must appear complete, by a rename, under a name of its own: Spark reads it once. Files without a
+    byte it passes over; one that is gone, or longer than `spark.sql.sources.binaryFile.maxLength` (2 GiB),
+    ends the query. Micro-batches take files in the order of their times of change. A task holds a file
+    whole, in Spark's JVM too.
+    """
+    place = os.path.abspath(directory) if os.path.isdir(directory) else str(directory)
+    stream = spark.readStream.format("binaryFile").schema(_BINARY_FILES)
+    if files_per_trigger is not None:
+        stream = stream.option("maxFilesPerTrigger", str(files_per_trigger))
+    root = shown(place).rstrip("/") + "/"
+    task = _Landed(PieceReader(schema, mapping, root, frozenset(schema.attributes), through_spark=True))
+    files = stream.load(place).select("path", "length", "content")
+    # Under numbers: Spark finds the columns of mapInArrow by name, and stumbles over dots.
+    return files.mapInArrow(task, task.columns).toDF(*task.names)
+
+
+@dataclass(frozen=True)
+class _Landed:
+    """In a task: whole files, with their bytes, become rows of events and of faults. Picklable."""
+
+    reader: PieceReader
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in self.reader.schema.arrow.names if name != BODY] + [FAULT]
+
+    @property
+    def columns(self) -> StructType:
+        """The columns that come out, c0, c1, ..."""
+        arrow = self.reader.schema.arrow
+        kept = [arrow.field(name) for name in self.names[:-1]] + [pa.field(FAULT, _FAULT_TYPE)]
+        return spark_schema(pa.schema([field.with_name(f"c{i}") for i, field in enumerate(kept)]))
+
+    def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        target: Any = to_arrow_schema(self.columns, timezone="UTC")
+        for chunk in merged(chunk for piece in _whole(rows) for chunk in self.reader.read(piece)):
+            for columns in self._parts(chunk):
+                cast = [column.cast(f.type) for column, f in zip(columns, target, strict=True)]
+                yield pa.RecordBatch.from_arrays(cast, schema=target)
+
+    def _parts(self, chunk: Chunk) -> Iterator[list[Any]]:
+        """The columns of the events, then those of the faults."""
+        names, events, bad = self.names[:-1], chunk.batch, chunk.rejected
+        if events.num_rows:
+            yield [*events.select(names).columns, pa.nulls(events.num_rows, _FAULT_TYPE)]
+        if bad:
+            no_ids: Any = pa.nulls(len(bad), pa.string())
+            empty = fitted(pa.RecordBatch.from_arrays([no_ids], names=["id"]), self.reader.schema)
+            yield [*empty.select(names).columns, pa.array(map(_fault, bad), _FAULT_TYPE)]
+
+
+_FAULT_TYPE: Any = pa.struct(list(QUARANTINE))
+
+
+def _whole(rows: Iterator[pa.RecordBatch]) -> Iterator[Piece]:
+    for batch in rows:
+        columns: Any = [batch.column(name) for name in ("path", "length", "content")]
+        for path, length, content in zip(*columns, strict=True):
+            stop = length.as_py()
+            yield Piece(shown(path.as_py()), 0, stop, stop, content.as_buffer())
+
+
+def _fault(reject: Reject) -> dict[str, Any]:
+    # The piece is the file, so position and line are those of the file.
+    return {name: getattr(reject, name) for name in QUARANTINE.names}
 
 
 class Replayable(Protocol):

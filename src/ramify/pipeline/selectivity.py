@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as sf
 
 from ramify.compiled import Ints, SmallInts
 from ramify.errors import InputError
@@ -67,9 +67,9 @@ def selectivity(
             raise InputError("the half-life and the length of a pane must both be positive")
         end_us = _last_pane(demand, half_life_s) + pane_us if now_us is None else now_us
         recent = _decayed(end_us, pane_us, half_life_s)
-    panes = F.sort_array(F.collect_list(F.struct("pane", "events", "bytes")))
+    panes = sf.sort_array(sf.collect_list(sf.struct("pane", "events", "bytes")))
     grouped = sums.groupBy("class").agg(
-        F.sum("events").alias("events"), F.sum("bytes").alias("bytes"), panes.alias("panes")
+        sf.sum("events").alias("events"), sf.sum("bytes").alias("bytes"), panes.alias("panes")
     )
     return _completed(grouped.select("class", "events", "bytes", *recent), classes_count, half_life_s)
 
@@ -80,13 +80,13 @@ def class_sums(demand: DataFrame, classes_count: int, *, by_pane: bool = False) 
     Classes that matched nothing have no row. Without `by_pane` the pane is null. A task keeps 24 bytes
     per class and pane, and passes sums on when that grows beyond 100 MB.
     """
-    pane = F.col("pane") if by_pane else F.lit(None).cast("bigint").alias("pane")
+    pane = sf.col("pane") if by_pane else sf.lit(None).cast("bigint").alias("pane")
 
     def count(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return _counted(rows, classes_count)
 
     partial = demand.select(pane, "classes", "count", "bytes").mapInArrow(count, spark_schema(CLASS_SUMS))
-    whole = [F.sum(name).alias(name) for name in ("events", "bytes", "patterns")]
+    whole = [sf.sum(name).alias(name) for name in ("events", "bytes", "patterns")]
     return partial.groupBy("pane", "class").agg(*whole)
 
 
@@ -153,7 +153,7 @@ def _sum_rows(sums: dict[int | None, Ints]) -> Iterator[pa.RecordBatch]:
 
 def _last_pane(demand: DataFrame, half_life_s: float) -> int:
     """The start of the last pane; 0 for an empty demand."""
-    row = demand.agg(F.max("pane").alias("last"), F.count(F.lit(1)).alias("rows")).first()
+    row = demand.agg(sf.max("pane").alias("last"), sf.count(sf.lit(1)).alias("rows")).first()
     assert row is not None, "an aggregate without groups has one row"
     if row["last"] is None and row["rows"]:
         raise InputError(
@@ -164,19 +164,19 @@ def _last_pane(demand: DataFrame, half_life_s: float) -> int:
 
 
 def _no_decay() -> list[Column]:
-    return [F.lit(None).cast("double").alias(f"recent_{name}") for name in ("events", "bytes")]
+    return [sf.lit(None).cast("double").alias(f"recent_{name}") for name in ("events", "bytes")]
 
 
 def _decayed(now_us: int, pane_us: int, half_life_s: float) -> list[Column]:
     """The decayed sums of a class from its sorted `panes`: added up in order of time."""
 
     def weight(pane: Column) -> Column:
-        age_us = F.greatest(F.lit(now_us) - (pane["pane"] + F.lit(pane_us)), F.lit(0))
-        return F.pow(F.lit(2.0), -age_us / F.lit(half_life_s * 1e6))  # no pane: `greatest` gives age 0
+        age_us = sf.greatest(sf.lit(now_us) - (pane["pane"] + sf.lit(pane_us)), sf.lit(0))
+        return sf.pow(sf.lit(2.0), -age_us / sf.lit(half_life_s * 1e6))  # no pane: `greatest` gives age 0
 
     def total(name: str) -> Column:
-        return F.aggregate(
-            "panes", F.lit(0.0), lambda sum_, pane: sum_ + pane[name].cast("double") * weight(pane)
+        return sf.aggregate(
+            "panes", sf.lit(0.0), lambda sum_, pane: sum_ + pane[name].cast("double") * weight(pane)
         ).alias(f"recent_{name}")
 
     return [total("events"), total("bytes")]
@@ -184,23 +184,23 @@ def _decayed(now_us: int, pane_us: int, half_life_s: float) -> list[Column]:
 
 def _completed(rows: DataFrame, classes_count: int, half_life_s: float | None) -> DataFrame:
     """A row for every class, and its share of all events."""
-    everything = rows.filter(F.col("class") == ALL_CLASSES).select(
-        F.max("events").alias("all_events"), F.max("recent_events").alias("all_recent")
+    everything = rows.filter(sf.col("class") == ALL_CLASSES).select(
+        sf.max("events").alias("all_events"), sf.max("recent_events").alias("all_recent")
     )
-    classes = rows.sparkSession.range(classes_count).select(F.col("id").cast("int").alias("class"))
-    joined = classes.join(rows, "class", "left").crossJoin(F.broadcast(everything))
-    without = F.lit(None if half_life_s is None else 0.0).cast("double")
-    events, recent = F.coalesce("events", F.lit(0)), F.coalesce("recent_events", without)
+    classes = rows.sparkSession.range(classes_count).select(sf.col("id").cast("int").alias("class"))
+    joined = classes.join(rows, "class", "left").crossJoin(sf.broadcast(everything))
+    without = sf.lit(None if half_life_s is None else 0.0).cast("double")
+    events, recent = sf.coalesce("events", sf.lit(0)), sf.coalesce("recent_events", without)
     return joined.select(
         "class",
         events.alias("events"),
-        F.coalesce("bytes", F.lit(0)).alias("bytes"),
-        _share(events, F.col("all_events")).alias("share"),
+        sf.coalesce("bytes", sf.lit(0)).alias("bytes"),
+        _share(events, sf.col("all_events")).alias("share"),
         recent.alias("recent_events"),
-        F.coalesce("recent_bytes", without).alias("recent_bytes"),
-        F.when(recent.isNotNull(), _share(recent, F.col("all_recent"))).alias("recent_share"),
+        sf.coalesce("recent_bytes", without).alias("recent_bytes"),
+        sf.when(recent.isNotNull(), _share(recent, sf.col("all_recent"))).alias("recent_share"),
     )
 
 
 def _share(part: Column, whole: Column) -> Column:
-    return F.when(whole > 0, part / whole).otherwise(F.lit(0.0))
+    return sf.when(whole > 0, part / whole).otherwise(sf.lit(0.0))

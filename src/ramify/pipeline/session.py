@@ -74,7 +74,8 @@ def spark_session(
     One session lives per process: when one runs already on the same master, or both are local, it is joined
     as it is (`memory` and `conf` do not apply) and left running at the end.
 
-    Raises InputError for another form of URL, SparkError when Spark cannot start or cannot be reached.
+    Raises InputError for another form of URL, SparkError when Spark cannot start or cannot be reached, or
+    when executors elsewhere have no Ramify of this version (`require_workers`).
     Starting takes 5 to 10 s in local mode, the first query 3 s more.
     """
     if not any(re.fullmatch(form, url) for form in _FORMS):
@@ -84,11 +85,14 @@ def spark_session(
         yield _joined(running, url)
     elif url.startswith("sc://"):
         with quiet(), _connected(url, conf or {}) as spark:
+            require_workers(spark)
             yield spark
     else:
         if url.startswith("spark://"):
             _require_port(url.removeprefix("spark://").split(","), f"the Spark master {url}")
         with quiet(), _scratch(scratch) as own, classic(url, memory, conf or {}, own) as spark:
+            if not url.startswith("local"):
+                require_workers(spark)
             yield spark
 
 

@@ -7,16 +7,17 @@ events in `generated`. A source has two halves: `frame`, on the driver, says wha
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from ramify.content.events import BODY, FIXED_COLUMNS, NULLS, SIZE_BYTES, EventSchema
+from ramify.content.events import BODY, FIXED_COLUMNS, NULLS, SIZE_BYTES, EventSchema, RejectReason
 from ramify.errors import SchemaError
+from ramify.planning.splits import Split
 
-__all__ = ["Chunk", "Counted", "Reject", "Rows", "Source", "fitted", "numbered"]
+__all__ = ["Chunk", "Counted", "Reject", "Rows", "Sampled", "Source", "fitted", "numbered"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,8 @@ class Source(Protocol):
 class Rows:
     """A Spark frame whose rows are events already.
 
-    Missing fixed columns are filled: no publisher, no time, size 0. The frame must have an `id`.
+    Missing fixed columns are filled: no publisher, no time, size 0. The frame must have an `id`; a row
+    whose id is null or empty is a reject, with its number among the rows that the task got.
     """
 
     schema: EventSchema
@@ -139,13 +141,47 @@ class Rows:
         return self.events
 
     def read(self, rows: Iterator[pa.RecordBatch]) -> Iterator[Chunk]:
-        """The rows, in the columns of the schema."""
+        """The rows, in the columns of the schema. Python steps for rows without an id only."""
+        before = 0
         for batch in rows:
-            yield Chunk(fitted(batch.rename_columns(list(self.columns)), self.schema))
+            events = fitted(batch.rename_columns(list(self.columns)), self.schema)
+            yield _with_ids(events, before)
+            before += events.num_rows
 
     def unread(self, counted: Collection[str]) -> Sequence[Reject]:
         """None: rows have no files."""
         return ()
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The events of another source that a split keeps: the same ones that a pass with that split counts."""
+
+    source: Source
+    split: Split
+
+    @property
+    def schema(self) -> EventSchema:
+        """That of the source."""
+        return self.source.schema
+
+    def only(self, paths: Collection[str]) -> "Sampled":
+        """The same with fewer attributes."""
+        return Sampled(self.source.only(paths), self.split)
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """That of the source."""
+        return self.source.frame(spark)
+
+    def read(self, rows: Iterator[pa.RecordBatch]) -> Iterator[Chunk]:
+        """The chunks of the source, with the events that are kept."""
+        for chunk in self.source.read(rows):
+            kept = self.split.kept(chunk.batch.column("id"))
+            yield chunk if kept is None else replace(chunk, batch=chunk.batch.filter(pa.array(kept)))
+
+    def unread(self, counted: Collection[str]) -> Sequence[Reject]:
+        """Those of the source."""
+        return self.source.unread(counted)
 
 
 def numbered(frame: DataFrame) -> DataFrame:
@@ -170,6 +206,24 @@ def fitted(batch: pa.RecordBatch, schema: EventSchema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema.arrow)
 
 
+def _with_ids(events: pa.RecordBatch, before: int) -> Chunk:
+    """The rows that have an id; the others as rejects, numbered from `before` on."""
+    import pyarrow.compute as pc
+
+    ids: Any = events.column("id")
+    length: Any = pc.binary_length(ids)
+    least: Any = pc.min(length)
+    if least.as_py() != 0:  # None for no rows
+        return Chunk(events)
+    named: Any = pc.not_equal(length, pa.scalar(0, length.type))
+    nameless: Any = pc.indices_nonzero(pc.invert(named))
+    rejected = [
+        Reject(None, 0, before + row, None, RejectReason.NO_ID, _NO_ID) for row in nameless.to_pylist()
+    ]
+    return Chunk(events.filter(named), rejected)
+
+
+_NO_ID = "the row has no 'id'; give it a non-empty string"
 _FILL: dict[str, Any] = {"id": "", SIZE_BYTES: 0, "_body_is_json": False}
 
 

@@ -2,7 +2,7 @@
 
 Owns the streaming job (`follow`, `PaneJob`): which samples of a micro-batch are counted, and the order of
 steps that makes a restart harmless. Counting is `passes`, the stored panes and their windows are `panes`,
-a replayable log of samples is `samples`. Both inputs, `landed` Parquet and `live_samples`, go the same way.
+where samples come from is `samples`. Both inputs, `landed` files and `live_samples`, go the same way.
 
 Exactly once: Spark writes down which samples a micro-batch has before it runs, and gives the same number
 and samples again after a crash. What is made of them depends on earlier batches alone. A batch becomes
@@ -12,10 +12,12 @@ refuses one without the other.
 
 Time is event time. The *mark* is the newest time seen in earlier batches.
 
+    quarantined no event: its id is null or empty, or it came as a `FAULT`, a line or file that could not
+                be read. Kept beside the panes (`PaneStore.quarantine`), never a duplicate, moves no mark.
     duplicate   its id was counted already: in this batch (the earliest time stays, then the smallest hash
                 of the row), or in an earlier one, after which the newest time was not more than `dedupe_s`
                 before the mark. Left out. Ids are compared as texts, so different events are never taken
-                for one. An event without an id is never a duplicate.
+                for one.
     dropped     not a duplicate, and more than `keep_s` older than the mark. Left out.
     late        neither, and more than `late_s` older than the mark. Counted in its pane all the same: a
                 window that is read again later has it.
@@ -45,37 +47,24 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
 
-from ramify.content.events import BODY, FIXED_COLUMNS, EventSchema
+from ramify.content.events import BODY, FIXED_COLUMNS
 from ramify.content.filters import Filter
 from ramify.errors import InputError
 from ramify.pipeline.failures import doing
 from ramify.pipeline.matching import Shards, ship_matcher
 from ramify.pipeline.panes import UNKNOWN, Facts, PaneStore, write_parquet
 from ramify.pipeline.passes import Reckoned, reckoned
+from ramify.pipeline.samples import FAULT, landed
 from ramify.pipeline.session import is_connect
 from ramify.pipeline.sources import Rows
-from ramify.pipeline.tables import spark_schema
+from ramify.pipeline.tables import QUARANTINE, spark_schema
 from ramify.planning.tally import Counting
 
 __all__ = ["PaneJob", "Sifting", "finish", "follow", "landed", "sift"]
 
-_TIME, _HASH, _ROW = "_us", "_hash", "_row"
-
-
-def landed(
-    spark: SparkSession, directory: str | Path, schema: EventSchema, *, files_per_trigger: int | None = None
-) -> DataFrame:
-    """A streaming frame of the events in the Parquet files that land in a directory, with these attributes.
-
-    A file must appear complete, by a rename, under a name of its own: Spark reads it once, and a file that
-    cannot be read ends the query. Columns that a file lacks are absent. Micro-batches take files in the
-    order of their times of change.
-    """
-    reader = spark.readStream.schema(spark_schema(schema.arrow))
-    if files_per_trigger is not None:
-        reader = reader.option("maxFilesPerTrigger", str(files_per_trigger))
-    return reader.parquet(str(directory))
+_TIME, _HASH, _ROW, _FAULTY = "_us", "_hash", "_row", "_faulty"
 
 
 def follow(
@@ -193,8 +182,10 @@ class PaneJob:
         frame, names = self._numbered(batch)
         frame.persist()
         try:
-            sifting = self._sift(frame.select("_id", _TIME, _HASH, _ROW).toArrow(), number, mark_us)
-            self._publish(number, sifting.facts, _without(frame, sifting, names))
+            rows = frame.select("_id", _TIME, _HASH, _ROW, _FAULTY).toArrow()
+            rows, faults = _apart(rows, frame)
+            sifting = self._sift(rows, number, mark_us)
+            self._publish(number, sifting.facts, _without(frame, sifting, names), faults)
         finally:
             frame.unpersist()
         if self.dedupe_us is not None:
@@ -215,15 +206,25 @@ class PaneJob:
         self._ids.write(number, sifting.fresh, sifting.facts.mark_us)
         return sifting
 
-    def _publish(self, number: int, facts: Facts, events: DataFrame) -> None:
+    def _publish(self, number: int, facts: Facts, events: DataFrame, faults: pa.Table) -> None:
         assert self._session is not None, "a batch has come"
         assert self._shards is not None, "the matcher was sent"
         with reckoned(self._session, Rows.of(events), self._shards, self.counting) as found:
             patterns = found.patterns.toArrow()
             unknown = _strangers(events, self.counting, found)
             totals = found.totals
-        facts = replace(facts, thinned=totals.thinned, unknown=totals.unknown, spans=found.spans)
-        self.store.publish(number, facts, patterns, unknown)
+            nameless = found.quarantine.toArrow() if totals.quarantined else QUARANTINE.empty_table()
+        lost = int(np.asarray(faults["rows"]).sum())
+        facts = replace(
+            facts,
+            rows_in=facts.rows_in + lost,
+            quarantined=facts.quarantined + lost,
+            thinned=totals.thinned,
+            unknown=totals.unknown,
+            spans=found.spans,
+        )
+        quarantine = pa.concat_tables([faults, nameless.cast(QUARANTINE)])
+        self.store.publish(number, facts, patterns, unknown, quarantine)
 
     def _numbered(self, batch: DataFrame) -> tuple[DataFrame, list[str]]:
         """The needed columns under numbers, what is decided by beside them; and the columns' own names.
@@ -237,8 +238,11 @@ class PaneJob:
             if needed not in names:
                 raise InputError(f"the samples have no column {needed!r}; give them the columns of events")
         numbered = batch.toDF(*(f"c{i}" for i in range(len(batch.columns))))
-        frame = numbered.select(*(sf.col(f"c{i}").alias(f"c{k}") for k, i in enumerate(kept)))
+        fault = sf.col(f"c{len(batch.columns) - 1}") if _has_faults(batch) else sf.lit(None)
+        columns = (sf.col(f"c{i}").alias(f"c{k}") for k, i in enumerate(kept))
+        frame = numbered.select(*columns, fault.alias(FAULT))
         beside = {
+            _FAULTY: sf.col(FAULT).isNotNull(),
             "_id": sf.col(f"c{names.index('id')}"),
             _TIME: sf.unix_micros(f"c{names.index('time')}"),
             _HASH: sf.xxhash64(*(f"c{k}" for k in range(len(names)))),
@@ -248,6 +252,20 @@ class PaneJob:
 
 
 # ---------------------------------------------------------------------------------- which are counted
+
+
+def _has_faults(batch: DataFrame) -> bool:
+    last = batch.schema[-1]
+    return last.name == FAULT and isinstance(last.dataType, StructType)
+
+
+def _apart(rows: pa.Table, frame: DataFrame) -> tuple[pa.Table, pa.Table]:
+    """The rows that are events, and what the others tell (`QUARANTINE`). No job when there are none."""
+    faulty: Any = rows[_FAULTY]
+    if not pc.any(faulty).as_py():
+        return rows, QUARANTINE.empty_table()
+    told = frame.where(sf.col(_FAULTY)).select(f"{FAULT}.*").toArrow()
+    return rows.filter(pc.invert(faulty)), told.select(QUARANTINE.names).cast(QUARANTINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,9 +284,12 @@ def sift(
 
     `seen` are columns of ids of earlier batches; None looks for no duplicates. Which of several rows that
     are equal in all columns stays makes no difference; all else depends on the rows, not on their order.
+    Rows without an id are told as quarantined, and not among the removed: the pass quarantines them.
     No Python per row.
     """
     compute: Any = pc  # the stubs take each result for a scalar
+    rows_in = len(rows)
+    rows = rows.filter(compute.fill_null(compute.not_equal(rows["_id"], ""), False))
     ids = rows["_id"].combine_chunks()
     duplicate = np.zeros(len(rows), dtype=np.bool_)
     if seen is not None:
@@ -276,7 +297,6 @@ def sift(
         for earlier in _lots(seen, len(ids)):
             known = earlier.filter(compute.is_in(earlier, value_set=ids))
             duplicate |= np.asarray(compute.is_in(ids, value_set=known))
-        duplicate &= np.asarray(compute.fill_null(compute.not_equal(ids, ""), False))
     times = rows[_TIME].combine_chunks()
     timed = np.asarray(times.is_valid())
     age = (0 if mark_us is None else mark_us) - np.asarray(times.fill_null(0))
@@ -285,7 +305,9 @@ def sift(
     late = ~duplicate & ~dropped & timed & (age > late_us)
     marks = [us for us in (mark_us, compute.max(times).as_py()) if us is not None]
     counts = [int(flag.sum()) for flag in (duplicate, dropped, late)]
-    facts = Facts(len(rows), counts[0], counts[1], counts[2], mark_us=max(marks, default=None))
+    facts = Facts(
+        rows_in, rows_in - len(rows), counts[0], counts[1], counts[2], mark_us=max(marks, default=None)
+    )
     removed = np.asarray(rows[_ROW].combine_chunks())[duplicate | dropped]
     return Sifting(facts, removed, ids.filter(pa.array(~duplicate)))
 
@@ -320,7 +342,8 @@ def _repeated(rows: pa.Table) -> npt.NDArray[np.bool_]:
 
 
 def _without(frame: DataFrame, sifting: Sifting, names: Sequence[str]) -> DataFrame:
-    """The events to count, under their own names."""
+    """The events to count, and those without an id, under their own names."""
+    frame = frame.where(~sf.col(_FAULTY))
     if len(sifting.removed):
         table = pa.table({_ROW: pa.array(sifting.removed)})
         removed = frame.sparkSession.createDataFrame(table)
@@ -379,7 +402,8 @@ def _strangers(events: DataFrame, counting: Counting, found: Reckoned) -> pa.Tab
     if not found.totals.unknown:
         return UNKNOWN.empty_table()
     columns = ("id", "publisher", "time") if "publisher" in events.columns else ("id", "time")
-    rows = events.select(*columns).mapInArrow(_Strangers(counting), spark_schema(UNKNOWN))
+    named = events.where(sf.col("id") != "")  # and not null
+    rows = named.select(*columns).mapInArrow(_Strangers(counting), spark_schema(UNKNOWN))
     return rows.groupBy(*UNKNOWN.names[:-1]).agg(sf.sum("events").alias("events")).toArrow()
 
 

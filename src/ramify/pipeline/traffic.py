@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as sf
 
 from ramify.pipeline.selectivity import compressed_rows
 from ramify.pipeline.tables import spark_schema, table_schema
@@ -26,8 +26,8 @@ def traffic(demand: DataFrame, hosts: Sequence[int] | None = None) -> DataFrame:
     row (p, p) says how many events published at p match a class there; a second pass, 8 bytes per
     class.
     """
-    sums = [F.sum("count").alias("events"), F.sum("bytes").alias("bytes")]
-    away = demand.select("publisher", F.explode("destinations").alias("destination"), "count", "bytes")
+    sums = [sf.sum("count").alias("events"), sf.sum("bytes").alias("bytes")]
+    away = demand.select("publisher", sf.explode("destinations").alias("destination"), "count", "bytes")
     matrix = away.groupBy("publisher", "destination").agg(*sums)
     if hosts is None:
         return matrix
@@ -37,12 +37,14 @@ def traffic(demand: DataFrame, hosts: Sequence[int] | None = None) -> DataFrame:
 
 def published(demand: DataFrame) -> DataFrame:
     """What each broker publishes and whether it leaves, in the columns of `PUBLISHED`."""
-    leaving, matched = F.size("destinations") > 0, F.size("classes") > 0
+    leaving, matched = sf.size("destinations") > 0, sf.size("classes") > 0
     parts = {"leaving": leaving, "home_only": ~leaving & matched, "unmatched": ~leaving & ~matched}
-    sums = [F.sum("count").alias("events"), F.sum("bytes").alias("bytes")]
+    sums = [sf.sum("count").alias("events"), sf.sum("bytes").alias("bytes")]
     for name, chosen in parts.items():
         for column, unit in (("count", "events"), ("bytes", "bytes")):
-            sums.append(F.sum(F.when(chosen, F.col(column)).otherwise(F.lit(0))).alias(f"{name}_{unit}"))
+            sums.append(
+                sf.sum(sf.when(chosen, sf.col(column)).otherwise(sf.lit(0))).alias(f"{name}_{unit}")
+            )
     return demand.groupBy("publisher").agg(*sums)
 
 

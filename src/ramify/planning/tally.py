@@ -190,8 +190,8 @@ class PatternTally:
         times: npt.NDArray[np.int64] | None,
     ) -> None:
         for window in np.unique(windows).tolist():
-            mine = windows == window
-            span = Span(int((mine & known).sum()))
+            mine = (windows == window) & known
+            span = Span(int(mine.sum()))
             if times is not None and (timed := times[mine & (times != NO_PANE)]).size:
                 span.first_us, span.last_us = int(timed.min()), int(timed.max())
             self.spans.setdefault(window, Span()).add(span)
