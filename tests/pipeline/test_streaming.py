@@ -317,6 +317,27 @@ def test_samples_without_an_id_are_quarantined_and_told(spark: SparkSession, tmp
     assert sum(job.store.everything().whole.unknown.values()) == facts.unknown
 
 
+def test_attributes_that_differ_in_case_alone_are_two_in_a_log_too(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    schema = EventSchema({"price": AttributeType.INT64, "Price": AttributeType.STRING})
+    events = [Event(f"p{k}", "ann", None, {"price": k, "Price": "ab"[k % 2]}) for k in range(10)]
+    batch = events_to_batch(events, schema)
+    log = SampleLog(tmp_path / "log")
+    log.append(batch)
+    held = [
+        Subscription(f"s{k}", "c", "v1", sql=sql) for k, sql in enumerate(("price < 3", "`Price` = 'b'"))
+    ]
+    classes = Classes.collapse(held, world.OVERLAY, schema.attributes)
+    counting = Counting.of(classes, world.OVERLAY, world.ATTACHED)
+    samples = live_samples(spark, log.path, schema)
+    finish(follow(spark, samples, classes.filters, counting, tmp_path / "out"))
+    frame = spark.createDataFrame(pa.Table.from_batches([batch]))
+    expected, _ = reckon(spark, Rows.of(frame), classes.filters, counting)
+    check_same(PaneStore(tmp_path / "out").everything(), expected)
+    assert sorted(expected.whole.count.tolist()) == [1, 2, 3, 4]  # both, price alone, none, Price alone
+
+
 def test_a_stream_that_spark_cannot_read_ends_with_the_file_and_the_reason(
     spark: SparkSession, tmp_path: Path
 ) -> None:

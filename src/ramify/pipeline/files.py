@@ -42,7 +42,7 @@ PIECE_BYTES = 32 << 20
 
 _LEAST_BYTES = 1 << 20  # a shorter piece costs more to hand out than to read
 _OPENING_BYTES = 64 << 10  # what opening a file costs, in bytes read meanwhile
-_TASKS_PER_SLOT = 4
+_TASKS_PER_SLOT = 2  # a task costs a fraction of a second, whatever it does
 _HEADS, _HEADS_THROUGH_SPARK, _HEAD_ROWS = 64, 8, 4096
 
 
