@@ -43,6 +43,7 @@ PIECE_BYTES = 32 << 20
 _LEAST_BYTES = 1 << 20  # a shorter piece costs more to hand out than to read
 _OPENING_BYTES = 64 << 10  # what opening a file costs, in bytes read meanwhile
 _TASKS_PER_SLOT = 2  # a task costs a fraction of a second, whatever it does
+_SMALL_BYTES = 1 << 30
 _HEADS, _HEADS_THROUGH_SPARK, _HEAD_ROWS = 64, 8, 4096
 
 
@@ -133,6 +134,11 @@ class Files:
             empty=tuple(path for path in given if not any(_is_at(file.path, path) for file in found)),
         )
         return files if schema is not None else _inferred(spark, files)
+
+    @property
+    def small(self) -> bool:
+        """Up to a gigabyte of files."""
+        return sum(file.length for file in self.files) <= _SMALL_BYTES
 
     def only(self, paths: Collection[str]) -> "Files":
         """The same files, of which only these attributes are asked for."""

@@ -51,6 +51,7 @@ PIECE_EVENTS = 32 * BLOCK_EVENTS
 
 _TASKS_PER_SLOT = 32
 _MOST_FILES = 1024
+_SMALL_EVENTS = 1 << 22
 _JSON_TIME = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
 _PARQUET_TIME = "spark.sql.parquet.outputTimestampType"
 
@@ -100,6 +101,11 @@ class Generated:
         workload.events(start, 0)
         whole = -(-piece_events // BLOCK_EVENTS) * BLOCK_EVENTS
         return cls(_drawing(workload), workload.schema, start, stop, whole)
+
+    @property
+    def small(self) -> bool:
+        """Up to a few million events."""
+        return self.stop - self.start <= _SMALL_EVENTS
 
     def only(self, paths: Collection[str]) -> "Generated":
         """The same events with these attributes alone."""

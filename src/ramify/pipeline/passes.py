@@ -144,7 +144,11 @@ class Reckoned:
             rows = pa.Table.from_batches(unpacked(_arrow(self.packed).to_batches()), schema=PATTERNS)
         else:
             rows = _arrow(self.patterns)
-        return Windows.of_rows(rows, self.counting.split, self.spans, self.unknown, self.tag_filters)
+        return self.windows_of(rows)
+
+    def windows_of(self, patterns: pa.Table) -> Windows:
+        """The demands of patterns that are here already."""
+        return Windows.of_rows(patterns, self.counting.split, self.spans, self.unknown, self.tag_filters)
 
     @property
     def quarantine(self) -> DataFrame:
@@ -212,7 +216,9 @@ def reckoned(
     rows = _run(spark, source, shards, counting, digest, partitions)
     rows.persist()
     try:
-        yield _gathered(rows, source, counting, shards.total - counting.classes)
+        large = [int(kind) for kind in (Kind.PATTERN, Kind.REJECTED, Kind.DIGEST)]
+        told = _arrow(rows.where(~sf.col("kind").isin(large)))
+        yield _gathered(told, rows, source, counting, shards.total - counting.classes)
     finally:
         rows.unpersist()
 
@@ -232,8 +238,17 @@ def reckon(
     source is handed out to. Memory of a task: a batch, the index of the filters (or one shard of it), and
     its distinct patterns up to a bound.
     """
-    with reckoned(spark, source, filters, counting, partitions=partitions) as found:
-        return found.windows(), found.totals
+    if not source.small:
+        with reckoned(spark, source, filters, counting, partitions=partitions) as found:
+            return found.windows(), found.totals
+    shards = filters if isinstance(filters, Shards) else ship_matcher(spark, filters)
+    rows = _run(spark, source, shards, counting, None, partitions)
+    # One job and nothing kept: all that is wanted fits this process, patterns too.
+    told = _arrow(rows.where(sf.col("kind") != int(Kind.REJECTED)))
+    found = _gathered(told, rows, source, counting, shards.total - counting.classes)
+    packed = told.filter(_equal(told["kind"], int(Kind.PATTERN))).to_batches()
+    patterns = pa.Table.from_batches(unpacked(packed), schema=PATTERNS)
+    return found.windows_of(patterns), found.totals
 
 
 def _run(
@@ -410,10 +425,11 @@ def _lists(start: Any, values: Any) -> Any:
 # -------------------------------------------------------------------------------------- on the driver
 
 
-def _gathered(rows: DataFrame, source: Source, counting: Counting, tag_filters: int) -> Reckoned:
-    large = [int(kind) for kind in (Kind.PATTERN, Kind.REJECTED, Kind.DIGEST)]
-    told = _arrow(rows.where(~sf.col("kind").isin(large)))
-    by_kind = {kind: told.filter(_equal(told["kind"], int(kind))).to_pylist() for kind in Kind}
+def _gathered(
+    told: pa.Table, rows: DataFrame, source: Source, counting: Counting, tag_filters: int
+) -> Reckoned:
+    small: list[Kind] = [kind for kind in Kind if kind is not Kind.PATTERN]
+    by_kind = {kind: told.filter(_equal(told["kind"], int(kind))).to_pylist() for kind in small}
     spans: dict[int, Span] = {}
     for row in by_kind[Kind.SPAN]:
         spans.setdefault(row["split"], Span()).add(Span(row["count"], row["start"], row["position"]))

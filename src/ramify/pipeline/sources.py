@@ -75,6 +75,11 @@ class Source(Protocol):
         """The attributes that its events have."""
         ...
 
+    @property
+    def small(self) -> bool:
+        """Whether its patterns are few enough to be collected as tasks give them, without Spark's help."""
+        ...
+
     def only(self, paths: Collection[str]) -> "Source":
         """The same events with these attributes at least; others, and bodies, need not be read."""
         ...
@@ -122,6 +127,11 @@ class Rows:
         schema = EventSchema.of_batch(pa.schema([*columns, *missing]))
         return cls(schema, tuple(columns.names), numbered(events))
 
+    @property
+    def small(self) -> bool:
+        """Nobody knows how many rows a frame has."""
+        return False
+
     def __reduce__(self) -> tuple[Any, ...]:
         # The frame stays on the driver; a task gets its rows.
         return type(self), (self.schema, self.columns, None)
@@ -164,6 +174,11 @@ class Sampled:
     def schema(self) -> EventSchema:
         """That of the source."""
         return self.source.schema
+
+    @property
+    def small(self) -> bool:
+        """As the source is."""
+        return self.source.small
 
     def only(self, paths: Collection[str]) -> "Sampled":
         """The same with fewer attributes."""

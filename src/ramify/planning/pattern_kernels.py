@@ -17,6 +17,7 @@ __all__ = [
     "gather_lists",
     "hash_texts",
     "place_patterns",
+    "settle_ties",
     "sort_patterns",
     "tally_rows",
 ]
@@ -191,6 +192,27 @@ def sort_patterns(keys: Ints, start: Ints, classes: SmallInts, order: Ints, spar
         order, spare = spare, order
         width *= 2
     return order
+
+
+@compiled
+def settle_ties(
+    rough: Ints, keys: Ints, start: Ints, classes: SmallInts, order: Ints, first: Bytes
+) -> None:
+    """Finish an order by `rough`, and mark the first of each group of equal patterns.
+
+    Where a smaller `rough` means an earlier pattern, only rows that are equal in it need be compared.
+    """
+    a = 0
+    while a < len(order):
+        b = a + 1
+        while b < len(order) and rough[order[b]] == rough[order[a]]:
+            b += 1
+        if b - a > 1:
+            order[a:b] = sort_patterns(keys, start, classes, order[a:b].copy(), order[a:b].copy())
+        first[a] = 1
+        for k in range(a + 1, b):
+            first[k] = compare_patterns(keys, start, classes, order[k - 1], order[k]) != 0
+        a = b
 
 
 @compiled
