@@ -7,7 +7,8 @@ in the order in which they were first seen.
 
 import numpy as np
 
-from ramify.compiled import Bytes, Hash, Hashes, Int, Ints, SmallInts, compiled, inlined
+from ramify.compiled import Bytes, Hash, Hashes, Int, Ints, SmallInts, compiled
+from ramify.content.postings import FNV_PRIME, mix
 
 __all__ = [
     "COLUMNS",
@@ -29,21 +30,6 @@ PUBLISHER = 2
 TAGS = 5
 
 _FNV = np.uint64(0xCBF29CE484222325)
-_FNV_PRIME = np.uint64(0x100000001B3)
-_MIX_A = np.uint64(0xFF51AFD7ED558CCD)
-_MIX_B = np.uint64(0xC4CEB9FE1A85EC53)
-_33 = np.uint64(33)
-
-
-@inlined
-def _mixed(h: Hash) -> Hash:
-    """Spread over all 64 bits (the finaliser of MurmurHash3)."""
-    h ^= h >> _33
-    h *= _MIX_A
-    h ^= h >> _33
-    h *= _MIX_B
-    h ^= h >> _33
-    return h
 
 
 @compiled
@@ -52,8 +38,8 @@ def hash_texts(offsets: SmallInts, data: Bytes, seed: Hash, out: Hashes) -> None
     for k in range(len(out)):
         h = _FNV ^ seed
         for at in range(offsets[k], offsets[k + 1]):
-            h = (h ^ np.uint64(data[at])) * _FNV_PRIME
-        out[k] = _mixed(h)
+            h = (h ^ np.uint64(data[at])) * FNV_PRIME
+        out[k] = mix(h)
 
 
 @compiled
@@ -105,10 +91,10 @@ def tally_rows(
             elif vacant[c] == 0:
                 pool[end] = c
                 end += 1
-                h = _mixed(h ^ np.uint64(c + 1))
+                h = mix(h ^ np.uint64(c + 1))
         rows[r, TAGS] = np.int64(tags)
         for k in range(COLUMNS):
-            h = _mixed(h ^ np.uint64(rows[r, k])) * _FNV_PRIME
+            h = mix(h ^ np.uint64(rows[r, k])) * FNV_PRIME
         at = h & mask
         found = -1
         while slots[at] >= 0:
