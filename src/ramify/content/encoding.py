@@ -82,7 +82,7 @@ def encode_box(box: Box, owner: int, column_of: Callable[[str], int], last: int 
     The predicate on column `last`, by which the box will be found, mostly holds: it is tried last.
     """
     predicates = sorted(
-        (_predicate(c, column_of(path)) for path, c in box.constraints),
+        (words for path, c in box.constraints for words in _predicates(c, column_of(path))),
         key=lambda words: (words[0] >> 40 == last, words[0] & 0xFF, len(words)),
     )
     return [owner << 16 | len(predicates), *(word for words in predicates for word in words)]
@@ -229,14 +229,23 @@ def _number_keys(value: Any) -> list[int]:
     return keys
 
 
-def _predicate(constraint: Constraint, column: int) -> list[int]:
-    """[op, flags, words and column in one; operands...]"""
+def _predicates(constraint: Constraint, column: int) -> list[list[int]]:
+    """The predicates, all of which must hold, that a constraint comes to."""
+    arrays = constraint.arrays
+    plain = not constraint.absent and not constraint.null and constraint.scalars.is_empty
+    if plain and arrays is not None and len(arrays.some) > 1 and not arrays.none:
+        # an array that meets several sets: one cheap predicate each (in an order that repeats)
+        programs = [_simple(values, column) for values in arrays.some]
+        return sorted(_worded(op, 2, operands, column) for op, operands in programs)
     simple = _existential(constraint)
     if simple is None:
-        op, flags, operands = GENERAL, 0, _general(constraint)
-    else:
-        values, flags = simple
-        op, operands = _simple(values, column)
+        return [_worded(GENERAL, 0, _general(constraint), column)]
+    op, operands = _simple(simple[0], column)
+    return [_worded(op, simple[1], operands, column)]
+
+
+def _worded(op: int, flags: int, operands: list[int], column: int) -> list[int]:
+    """[op, flags, words and column in one; operands...]"""
     if 1 + len(operands) >= 1 << 24:
         raise FilterError("a single predicate of the filter is too large", allowed="fewer values in it")
     return [op | flags << 8 | (1 + len(operands)) << 16 | column << 40, *operands]

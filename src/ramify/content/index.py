@@ -97,7 +97,7 @@ class IndexStore:
         self.box_sibling = Growing(np.int32)
         self.first_box = Growing(np.int32)
         self.alive = Growing(np.uint8)
-        # linked lists of boxes, in pairs: the next posting, where the box begins
+        # linked lists of boxes, in pairs: the next posting, where the box begins (see `postings`)
         self.postings = Growing(np.int32)
         # the hash table (see `kernels.Index`), and the lists of boxes that are found without it
         self.table = _empty_table(16)
@@ -316,7 +316,18 @@ class IndexStore:
         # by hash, so that a list's postings are neighbours; last box first, since lists grow at the head
         order = np.lexsort((-starts.astype(np.int64), hashes))
         at = self._room_for_postings(len(hashes))
-        self.slots_taken += int(push_keys(self.table, self.postings.data, at, hashes[order], starts[order]))
+        words = self.program.data
+        self.slots_taken += int(
+            push_keys(
+                self.table,
+                self.postings.data,
+                at,
+                hashes[order],
+                starts[order],
+                words,
+                words.view(np.uint8),
+            )
+        )
 
     def _push_list(self, column: int, start: int) -> None:
         at = self._room_for_postings(1)

@@ -34,7 +34,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramify.compiled import Bytes, Flag, Hash, Hashes, Int, Ints, SmallInts, compiled, inlined
-from ramify.content.postings import FNV_PRIME, HAS_SUFFIX, find, hash_number, mix, pair_hash, seed_of
+from ramify.content.postings import (
+    EQUAL,
+    EQUALS,
+    FNV_PRIME,
+    HAS_SUFFIX,
+    ONE_OF,
+    find,
+    hash_number,
+    mix,
+    pair_hash,
+    seed_of,
+)
 from ramify.content.textkernels import test_holds
 
 __all__ = [
@@ -66,17 +77,19 @@ __all__ = [
 ]
 
 
-NUMBER, EQUAL, PREFIX, ONE_OF, SET, GENERAL = 1, 2, 3, 4, 5, 6
+NUMBER, PREFIX, SET, GENERAL = 1, 3, 5, 6  # beside EQUAL and ONE_OF
 ABSENT_TYPE, INT, FLOAT, BOOL, TIME, STRING = 0, 1, 2, 3, 4, 5
 # plain constants are types of their own to numba: as arguments they would compile every callee again
 _STRING, _ZERO = np.int64(STRING), np.int64(0)
 # kinds of feature; prefixes sort first, as `string_features` wants them
-HAS_PREFIX, EQUALS, EQUALS_NOCASE = 1, 2, 4
+HAS_PREFIX, EQUALS_NOCASE = 1, 4  # beside EQUALS and HAS_SUFFIX
 NUMBER_IS, TIME_IS, BOOLEAN_IS, NUMBER_IN, TIME_IN = 5, 6, 7, 8, 9
 LONGEST_KEY = 63
 # what `match_rows` makes of a present list; 0, 1 and 2 are `Columns.state`
 _LIST = 3
 _32 = np.uint64(32)
+# no string led to a list: the complement is beyond every element
+_NOTHING = np.int64(-(2**63))
 
 
 class Columns(NamedTuple):
@@ -101,7 +114,7 @@ class Index(NamedTuple):
     words: NDArray[np.int64]  # the programs of all boxes
     bytes: NDArray[np.uint8]  # the same memory
     # pairs that are read together stand together: one cache miss instead of two
-    postings: NDArray[np.int32]  # [2 k] the next posting or -1, [2 k + 1] where the box begins
+    postings: NDArray[np.int32]  # [2 k] the next posting or -1, [2 k + 1] where the box begins, ~: sure
     table: NDArray[np.int64]  # [2 k] a hash, [2 k + 1] the head of its list; head -2: the slot is free
     # [0] head of the boxes that every row must try, [1 + c] of those to try when column c is present
     heads: NDArray[np.int32]
@@ -310,8 +323,18 @@ def nocase_hash(seed: Hash, data: Bytes, start: Int, end: Int) -> Hash:
 
 
 @compiled
-def sort_ids(ids: SmallInts, begin: Int, end: Int) -> None:
-    """Sort a part of an array in place: insertion sort with gaps (Shell), gaps of 3k + 1."""
+def sort_ids(ids: SmallInts, begin: Int, end: Int, spare: SmallInts) -> None:
+    """Sort distinct numbers, a part of an array, in place: by rank if they fit in `spare`, else Shell's."""
+    if end - begin <= len(spare):
+        # how many are smaller says where each belongs: no branch to mispredict, and many at a time
+        for k in range(end - begin):
+            spare[k] = ids[begin + k]
+        for k in range(end - begin):
+            smaller = 0
+            for j in range(end - begin):
+                smaller += spare[j] < spare[k]
+            ids[begin + smaller] = spare[k]
+        return
     gap = 1
     while gap < (end - begin) // 3:
         gap = 3 * gap + 1
@@ -445,8 +468,15 @@ def match_rows(
     # the row's features: features[class, k], k < have[class]
     features = np.empty((len(class_kind), 4), np.uint64)
     have = np.zeros(len(class_kind), np.int64)
-    # lists of boxes to try; filters that the row matched already
+    class_column = np.zeros(len(class_kind), np.int64)
+    for c in range(columns):
+        for f in range(class_start[c], class_start[c + 1]):
+            class_column[f] = c
+    # lists of boxes to try; the string that led to each, ~it if that was half of a pair, or _NOTHING
     heads = np.empty(512, np.int64)
+    led_by = np.empty(512, np.int64)
+    spare = np.empty(32, np.int32)
+    # filters that the row matched already
     seen = np.full(filters, -1, np.int32)
     ends = np.empty(last_row - first_row + 1, np.int64)
     ends[0] = 0
@@ -457,9 +487,9 @@ def match_rows(
         hashed = 0
         have[:] = 0
         if columns + 1 > len(heads):
-            heads = grown(heads, columns + 1)
+            heads, led_by = grown(heads, columns + 1), grown(led_by, columns + 1)
         if column_heads[0] >= 0:
-            heads[0] = column_heads[0]
+            heads[0], led_by[0] = column_heads[0], _NOTHING
             found = 1
         for c in range(columns):
             state[c] = column_state[c, row]
@@ -475,7 +505,7 @@ def match_rows(
                 if last[c] - first[c] > features.shape[1]:
                     features = widened(features, have, 2 * (last[c] - first[c]))
             if column_heads[1 + c] >= 0:
-                heads[found] = column_heads[1 + c]
+                heads[found], led_by[found] = column_heads[1 + c], _NOTHING
                 found += 1
             if kind[c] != STRING:
                 number_features(
@@ -512,21 +542,51 @@ def match_rows(
                 hashed += 1
         for g in range(len(group_a)):
             a, b = group_a[g], group_b[g]
+            # a string has one feature of this kind, so they stand in the order of the strings
+            text_a = b < 0 or is_list[class_column[a]]
+            text_of = class_column[a] if text_a else class_column[b]
+            if class_kind[a if text_a else b] != EQUALS:
+                text_of = -1
             for i in range(have[a]):
                 for j in range(1 if b < 0 else have[b]):
                     h = features[a, i] if b < 0 else pair_hash(features[a, i], features[b, j])
                     head = find(table, h)
                     if head >= 0:
                         if found == len(heads):
-                            heads = grown(heads, found + 1)
+                            heads, led_by = grown(heads, found + 1), grown(led_by, found + 1)
                         heads[found] = head
+                        led_by[found] = _NOTHING
+                        if text_of >= 0:
+                            e = first[text_of] + (i if text_a else j)
+                            led_by[found] = e if b < 0 else ~e
                         found += 1
         begin = n
         for k in range(found):
-            posting = heads[k]
+            posting, led = heads[k], led_by[k]
+            alone = led >= 0
+            if not alone:
+                led = ~led
+            # the bit of `flags` for what led here; 0 until that is seen to be the string of the list's
+            # sure postings (see `postings`), which then hold without being evaluated
+            settled = np.int64(0)
             while posting >= 0:
+                while settled and posting >= 0 and postings[2 * posting + 1] < 0:
+                    p = ~np.int64(postings[2 * posting + 1])
+                    posting = np.int64(postings[2 * posting])
+                    owner = words[p] >> 16
+                    if owner >= 0 and (words[p + 1] >> 8) & settled and seen[owner] != row:
+                        seen[owner] = row
+                        if n == len(ids):
+                            ids = grown(ids, n + 1)
+                        ids[n] = owner
+                        n += 1
+                if posting < 0:
+                    break
                 p = np.int64(postings[2 * posting + 1])
                 posting = np.int64(postings[2 * posting])
+                sure = p < 0
+                if sure:
+                    p = ~p
                 holds = words[p] >= 0
                 owner = words[p] >> 16
                 count = words[p] & 0xFFFF if holds else 0
@@ -542,7 +602,12 @@ def match_rows(
                     else:
                         holds = False
                         if (state[c] == 1 and flags & 1) or (state[c] == _LIST and flags & 2):
-                            for e in range(first[c], last[c]):
+                            # the string that led here goes first: it is mostly the one that is asked for
+                            hinted = kind[c] == STRING and first[c] <= led < last[c]
+                            # a sure posting is for that string alone; another has a list of its own
+                            end = first[c] if sure else last[c]
+                            for t in range(first[c] - hinted, end):
+                                e = led if t < first[c] else t
                                 if kind[c] == STRING:
                                     h = hashes[hash_base[c] + e - first[c]]
                                     holds = string_holds(
@@ -559,12 +624,14 @@ def match_rows(
                     if not holds:
                         break
                     p += (packed >> 16) & 0xFFFFFF
+                    if sure and alone:
+                        settled = np.int64(1 if state[c] == 1 else 2)
                 if holds and seen[owner] != row:
                     seen[owner] = row
                     if n == len(ids):
                         ids = grown(ids, n + 1)
                     ids[n] = owner
                     n += 1
-        sort_ids(ids, begin, n)
+        sort_ids(ids, begin, n, spare)
         ends[row - first_row + 1] = n
     return ends, ids[:n].copy()

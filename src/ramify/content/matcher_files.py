@@ -35,7 +35,7 @@ from ramify.errors import InputError
 
 __all__ = ["FORMAT", "open_matcher", "write_matcher"]
 
-FORMAT = 1
+FORMAT = 2
 """The version of the form. Raise it when `kernels.Index`, a box's program or a hash changes meaning."""
 
 _MARK = b"RAMIFYMX"

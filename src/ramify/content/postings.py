@@ -1,18 +1,25 @@
 """Hashes of features, the table that maps them to lists of boxes, and the lists: compiled.
 
 The table is open addressing in one array: [2 k] a hash, [2 k + 1] the first posting of its list, -1 for an
-empty list, -2 for a free slot. SmallInts are pairs in one array: [2 k] the next posting of the list or -1,
-[2 k + 1] where the box's program begins. Two hashes that are equal share a list, which costs time and
-nothing else: every box found is evaluated.
+empty list, -2 for a free slot. Postings are pairs in one array: [2 k] the next posting of the list or -1,
+[2 k + 1] where the box's program begins, or ~that if the posting is *sure*. Two hashes that are equal share
+a list, which costs time and nothing else: every box found is evaluated.
+
+A posting is sure when its box asks for nothing but a string, and that string is the one that the box is
+filed under here. The sure postings of a list are all filed under the same string, not only the same hash
+(`push_keys` compares), so one evaluation answers for all of them.
 """
 
 import numpy as np
 
-from ramify.compiled import Bytes, Hash, Hashes, Int, Ints, SmallInts, compiled, inlined
+from ramify.compiled import Bytes, Flag, Hash, Hashes, Int, Ints, SmallInts, compiled, inlined
 
 __all__ = [
+    "EQUAL",
+    "EQUALS",
     "FNV_PRIME",
     "HAS_SUFFIX",
+    "ONE_OF",
     "compact_postings",
     "find",
     "hash_bytes",
@@ -27,7 +34,12 @@ __all__ = [
 ]
 
 
-HAS_SUFFIX = 3  # the kind of feature that is hashed from the end: see `kernels`
+# see `kernels`: the ops of predicates that list strings, and two kinds of feature
+EQUAL, ONE_OF = 2, 4
+EQUALS = 2
+HAS_SUFFIX = 3  # hashed from the end
+# how far a list is searched for a sure posting to compare with
+_SEARCHED = 64
 FNV_PRIME = np.uint64(0x100000001B3)
 _FNV = np.uint64(0xCBF29CE484222325)
 _MIX_A = np.uint64(0xFF51AFD7ED558CCD)
@@ -100,8 +112,63 @@ def find_or_free(table: Ints, h: Hash) -> Int:
 
 
 @compiled
+def sole_text(words: Ints, text: Bytes, p: Int, h: Hash) -> tuple[Int, Int]:
+    """(first byte, length) of the string with this hash that the box at p asks for, and for nothing else.
+
+    (-1, 0) if the box is another, or if two of its strings have the hash.
+    """
+    head, packed = words[p], words[p + 1]
+    op, column = packed & 0xFF, packed >> 40
+    found, found_length = np.int64(-1), np.int64(0)
+    if head < 0 or head & 0xFFFF != 1 or (op != EQUAL and op != ONE_OF):
+        return found, found_length
+    q = p + 2
+    count, stride = np.int64(1), np.int64(0)
+    if op == ONE_OF:
+        count, stride = words[q], words[q + 1]
+        q += 2
+    for _ in range(count):
+        length = words[q] if op == EQUAL else words[q] & 0xFFFFFFFF
+        at = (q + 1) * 8
+        if hash_bytes(column, EQUALS, text[at : at + length]) == h:
+            if found >= 0:
+                return np.int64(-1), np.int64(0)
+            found, found_length = at, length
+        q += stride
+    return found, found_length
+
+
+@compiled
+def is_sure(words: Ints, text: Bytes, postings: SmallInts, posting: Int, start: Int, h: Hash) -> Flag:
+    """Whether the box at `start` may be a sure posting of the list that begins with `posting`."""
+    at, length = sole_text(words, text, start, h)
+    if at < 0:
+        return False
+    for _ in range(_SEARCHED):
+        if posting < 0:
+            return True
+        other = np.int64(postings[2 * posting + 1])
+        if other < 0:
+            # a removed box no longer says what it asked for
+            b, b_length = sole_text(words, text, ~other, h)
+            if b >= 0:
+                same = b_length == length
+                for k in range(min(length, b_length)):
+                    same = same and text[at + k] == text[b + k]
+                return same
+        posting = np.int64(postings[2 * posting])
+    return False
+
+
+@compiled
 def push_keys(
-    table: Ints, postings: SmallInts, first_posting: Int, hashes: Hashes, starts: SmallInts
+    table: Ints,
+    postings: SmallInts,
+    first_posting: Int,
+    hashes: Hashes,
+    starts: SmallInts,
+    words: Ints,
+    text: Bytes,
 ) -> Int:
     """Put boxes into the lists of their hashes. Returns how many slots were newly taken."""
     taken = 0
@@ -112,8 +179,11 @@ def push_keys(
             table[2 * slot + 1] = -1
             taken += 1
         posting = first_posting + k
-        postings[2 * posting] = table[2 * slot + 1]
-        postings[2 * posting + 1] = starts[k]
+        head, start = table[2 * slot + 1], np.int64(starts[k])
+        postings[2 * posting] = head
+        postings[2 * posting + 1] = (
+            ~start if is_sure(words, text, postings, head, start, hashes[k]) else start
+        )
         table[2 * slot + 1] = posting
     return taken
 
@@ -160,14 +230,16 @@ def compact_list(
     """
     first = np.int64(-1)
     while head >= 0:
-        start = new_start[np.searchsorted(box_start, postings[2 * head + 1])]
+        old = np.int64(postings[2 * head + 1])
+        sure = old < 0
+        start = new_start[np.searchsorted(box_start, ~old if sure else old)]
         if start >= 0:
             if first < 0:
                 first = used
             else:
                 new_postings[2 * used - 2] = used
             new_postings[2 * used] = -1
-            new_postings[2 * used + 1] = start
+            new_postings[2 * used + 1] = ~start if sure else start
             used += 1
         head = np.int64(postings[2 * head])
     return first, used

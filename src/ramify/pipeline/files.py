@@ -10,6 +10,7 @@ one of them at a time, and one beyond `spark.sql.sources.binaryFile.maxLength` (
 quarantined as too large. The same decoders read both, so both give the same events.
 """
 
+import json
 import os
 import re
 from collections import Counter
@@ -42,7 +43,8 @@ PIECE_BYTES = 32 << 20
 
 _LEAST_BYTES = 1 << 20  # a shorter piece costs more to hand out than to read
 _OPENING_BYTES = 64 << 10  # what opening a file costs, in bytes read meanwhile
-_TASKS_PER_SLOT = 2  # a task costs a fraction of a second, whatever it does
+_TASKS_PER_SLOT = 2  # the slots then end at about the same time, though tasks do not
+_ONE_ROUND_BYTES = 64 << 20  # up to so many bytes a slot, one task: it costs 0.1 s, whatever it does
 _SMALL_BYTES = 1 << 30
 _HEADS, _HEADS_THROUGH_SPARK, _HEAD_ROWS = 64, 8, 4096
 
@@ -333,7 +335,7 @@ def cut(
     `whole_lines` is asked, as generated ids need it: they count the records of a file from its start.
     """
     total = sum(file.length for file in files)
-    most = min(piece_bytes, max(_LEAST_BYTES, -(-total // (slots * _TASKS_PER_SLOT))))
+    most = min(piece_bytes, max(_LEAST_BYTES, -(-total // _tasks(total, slots))))
     pieces = []
     for file in files:
         kind = LogKind.of(file.path)
@@ -347,28 +349,29 @@ def cut(
 def bundles(pieces: Sequence[Piece], slots: int, piece_bytes: int = PIECE_BYTES) -> list[int]:
     """The number of the task that gets each piece: neighbours together, up to about a piece's bytes."""
     weights = [piece.stop - piece.start + _OPENING_BYTES for piece in pieces]
-    fair = -(-sum(weights) // (slots * _TASKS_PER_SLOT))
+    fair = -(-sum(weights) // _tasks(sum(weights), slots))
     most = max(1, min(fair, max(piece_bytes, _LEAST_BYTES)))
     middles = [end - weight // 2 for end, weight in zip(accumulate(weights), weights, strict=True)]
     numbers = {slot: i for i, slot in enumerate(sorted({middle // most for middle in middles}))}
     return [numbers[middle // most] for middle in middles]
 
 
+def _tasks(total: int, slots: int) -> int:
+    """How many tasks to hand so many bytes out to."""
+    return slots if total <= slots * _ONE_ROUND_BYTES else slots * _TASKS_PER_SLOT
+
+
 def _spread(spark: SparkSession, pieces: Sequence[Piece], tasks: Sequence[int]) -> DataFrame:
     """The pieces in partitions of their own: a range has exactly as many as one asks for, without a
-    shuffle, and a broadcast join keeps them. (Connect knows no `parallelize`.)"""
-    table = pa.table(
-        {
-            "task": pa.array(tasks, pa.int64()),
-            "path": pa.array([piece.path for piece in pieces], pa.string()),
-            "start": pa.array([piece.start for piece in pieces], pa.int64()),
-            "stop": pa.array([piece.stop for piece in pieces], pa.int64()),
-            "length": pa.array([piece.length for piece in pieces], pa.int64()),
-        }
-    )
-    count = max(tasks) + 1
-    ordered = spark.range(0, count, 1, count).withColumnRenamed("id", "task")
-    return ordered.join(sf.broadcast(spark.createDataFrame(table)), "task").drop("task")
+    shuffle, and each finds its pieces in a constant. (Connect knows no `parallelize`; a table joined to the
+    range would be a job more.)"""
+    shares: list[list[dict[str, Any]]] = [[] for _ in range(max(tasks) + 1)]
+    for piece, task in zip(pieces, tasks, strict=True):
+        shares[task].append({name: getattr(piece, name) for name in ("path", "start", "stop", "length")})
+    texts = sf.lit([json.dumps(share) for share in shares])
+    share = sf.element_at(texts, (sf.col("id") + 1).cast("int"))
+    form = "array<struct<path string, start long, stop long, length long>>"
+    return spark.range(0, len(shares), 1, len(shares)).select(sf.inline(sf.from_json(share, form)))
 
 
 def _contents(spark: SparkSession, files: Files) -> DataFrame:
@@ -442,7 +445,7 @@ def _heads(spark: SparkSession, files: Files) -> DataFrame:
     if files.through_spark:
         return _contents(spark, files)
     pieces = [Piece(file.path, 0, file.length, file.length) for file in files.files]
-    tasks = min(len(pieces), task_slots(spark) * _TASKS_PER_SLOT)
+    tasks = min(len(pieces), _tasks(sum(file.length for file in files.files), task_slots(spark)))
     return _spread(spark, pieces, [i * tasks // len(pieces) for i in range(len(pieces))])
 
 

@@ -246,8 +246,10 @@ def reckon(
     # One job and nothing kept: all that is wanted fits this process, patterns too.
     told = _arrow(rows.where(sf.col("kind") != int(Kind.REJECTED)))
     found = _gathered(told, rows, source, counting, shards.total - counting.classes)
-    packed = told.filter(_equal(told["kind"], int(Kind.PATTERN))).to_batches()
-    patterns = pa.Table.from_batches(unpacked(packed), schema=PATTERNS)
+    # row by row, so that the large values are not copied
+    packed = np.flatnonzero(np.asarray(told["kind"]) == int(Kind.PATTERN))
+    each = (batch for k in packed.tolist() for batch in told.slice(k, 1).to_batches())
+    patterns = pa.Table.from_batches(unpacked(each), schema=PATTERNS)
     return found.windows_of(patterns), found.totals
 
 
@@ -282,13 +284,14 @@ class _Task:
 
     def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tally, told = PatternTally(self.counting), _Told()
-        # how many patterns the task gave back
-        given = 0
+        # how many patterns the task gave back, of how many events
+        given = seen = 0
         chunks = self.shards.match_each(self.source.read(rows), lambda chunk: chunk.batch)
         for chunk, matches in chunks:
             told.add(chunk)
             tally.add(chunk.batch, matches)
-            if len(tally) > _MOST_PATTERNS or tally.class_entries > _MOST_ENTRIES:
+            seen += chunk.batch.num_rows
+            if _is_enough(tally, seen):
                 given += len(tally)
                 yield from self._patterns(tally)
             if len(told.rejected) > _MOST_REJECTS:
@@ -308,6 +311,17 @@ class _Task:
         for at in range(0, drained.num_rows, _PACKED_PATTERNS):
             part = drained.slice(at, _PACKED_PATTERNS)
             yield _rows([{"kind": Kind.PATTERN, "raw": _packed(part), "count": part.num_rows}])
+
+
+def _is_enough(tally: PatternTally, seen: int) -> bool:
+    """Whether a task that has seen so many events should give its patterns back and start afresh.
+
+    When the table is full; and when hardly an event repeats another, so that a larger one would save
+    nothing and a small one stays in the processor's cache. A long task tries larger ones again.
+    """
+    if len(tally) > _MOST_PATTERNS or tally.class_entries > _MOST_ENTRIES:
+        return True
+    return len(tally) >= max(_PACKED_PATTERNS, seen // 4) and 4 * len(tally) > 3 * tally.events
 
 
 class _Told:
@@ -369,9 +383,12 @@ def _rows(rows: list[dict[str, Any]]) -> pa.RecordBatch:
 
 
 def _packed(patterns: pa.RecordBatch) -> bytes:
-    """Patterns as one value: Spark moves and keeps a few large values much faster than many small rows."""
+    """Patterns as one value: Spark moves and keeps a few large values much faster than many small rows.
+
+    Compressed to about a third, which takes less time than the way through Java that it saves.
+    """
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, PATTERNS) as stream:
+    with pa.ipc.new_stream(sink, PATTERNS, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
         stream.write_batch(patterns)
     return sink.getvalue().to_pybytes()
 
@@ -428,8 +445,9 @@ def _lists(start: Any, values: Any) -> Any:
 def _gathered(
     told: pa.Table, rows: DataFrame, source: Source, counting: Counting, tag_filters: int
 ) -> Reckoned:
-    small: list[Kind] = [kind for kind in Kind if kind is not Kind.PATTERN]
-    by_kind = {kind: told.filter(_equal(told["kind"], int(kind))).to_pylist() for kind in small}
+    by_kind: dict[Kind, list[dict[str, Any]]] = {kind: [] for kind in Kind}
+    for row in told.filter(_unequal(told["kind"], int(Kind.PATTERN))).to_pylist():
+        by_kind[Kind(row["kind"])].append(row)
     spans: dict[int, Span] = {}
     for row in by_kind[Kind.SPAN]:
         spans.setdefault(row["split"], Span()).add(Span(row["count"], row["start"], row["position"]))
@@ -472,10 +490,10 @@ def _summed(pairs: Any) -> dict[Any, int]:
     return dict(sorted(found.items(), key=lambda item: str(item[0])))
 
 
-def _equal(column: Any, value: int) -> Any:
+def _unequal(column: Any, value: int) -> Any:
     import pyarrow.compute as pc
 
-    return pc.equal(column, pa.scalar(value))
+    return pc.not_equal(column, pa.scalar(value))
 
 
 def _arrow(frame: DataFrame) -> pa.Table:

@@ -16,7 +16,13 @@ import pyarrow.compute as pc
 
 from ramify.network.terminals import TerminalSets
 from ramify.planning.classes import Classes
-from ramify.planning.pattern_kernels import first_of_equals, gather_lists, settle_ties, sort_patterns
+from ramify.planning.pattern_kernels import (
+    first_of_equals,
+    gather_lists,
+    rough_order,
+    settle_ties,
+    sort_patterns,
+)
 from ramify.planning.pattern_rows import class_lists
 
 __all__ = ["MAX_TAGS", "NO_CELL", "Demand"]
@@ -135,8 +141,8 @@ class Demand:
             tag_filters=tag_filters,
             unknown=dict(unknown or {}),
         )
-        if not len(first):
-            return every
+        if len(first) == len(order):  # no two are equal
+            return every.take(order)
         sums = (np.add.reduceat(column[order], first) for column in (every.count, every.size))
         count, size = sums
         return replace(every.take(order[first]), count=count, size=size)
@@ -214,31 +220,20 @@ def _in_order(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The rows in the order of patterns, and where in it each distinct pattern begins."""
     marks = np.empty(len(keys), dtype=np.uint8)
-    rough = _rough(keys[:, 0], start, classes)
-    if len(keys) and (keys[:, 1:] == keys[0, 1:]).all() and rough.max() < 1 << 62:
+    rough = np.empty(len(keys), dtype=np.int64)
+    if (
+        len(keys)
+        and (keys[:, 1:] == keys[0, 1:]).all()
+        and rough_order(np.ascontiguousarray(keys[:, 0]), start, classes, rough)
+    ):
         # as is usual, only brokers and classes tell patterns apart: most are in order by the first two
-        order = np.argsort(rough, kind="stable").astype(np.int64)
+        order = np.argsort(rough, kind="stable").astype(np.int64, copy=False)
         settle_ties(rough, keys, start, classes, order, marks)
     else:
         order = np.arange(len(keys), dtype=np.int64)
         order = sort_patterns(keys, start, classes, order, np.empty_like(order))
         first_of_equals(keys, start, classes, order, marks)
     return order, np.flatnonzero(marks)
-
-
-def _rough(
-    broker: npt.NDArray[np.int64], start: npt.NDArray[np.int64], classes: npt.NDArray[np.int32]
-) -> npt.NDArray[np.int64]:
-    """The broker and the first two classes of every pattern in one number, 2^62 where they do not fit."""
-    if not len(classes):
-        return broker << 42
-    held = np.diff(start)
-    first, second = (
-        np.where(held > k, classes[np.minimum(start[:-1] + k, len(classes) - 1)].astype(np.int64) + 1, 0)
-        for k in (0, 1)
-    )
-    fits = (broker < 1 << 20) & (first < 1 << 21) & (second < 1 << 21)
-    return np.where(fits, broker << 42 | first << 21 | second, 1 << 62)
 
 
 def _numbered(column: Any) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:

@@ -7,7 +7,7 @@ in the order in which they were first seen.
 
 import numpy as np
 
-from ramify.compiled import Bytes, Hash, Hashes, Int, Ints, SmallInts, compiled
+from ramify.compiled import Bytes, Flag, Hash, Hashes, Int, Ints, SmallInts, compiled
 from ramify.content.postings import FNV_PRIME, mix
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "gather_lists",
     "hash_texts",
     "place_patterns",
+    "rough_order",
     "settle_ties",
     "sort_patterns",
     "tally_rows",
@@ -30,6 +31,9 @@ PUBLISHER = 2
 TAGS = 5
 
 _FNV = np.uint64(0xCBF29CE484222325)
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_HALF = np.uint64(32)
+_MOST_BROKERS, _MOST_CLASSES = 1 << 20, 1 << 21
 
 
 @compiled
@@ -91,10 +95,12 @@ def tally_rows(
             elif vacant[c] == 0:
                 pool[end] = c
                 end += 1
-                h = mix(h ^ np.uint64(c + 1))
+                h = (h ^ np.uint64(c + 1)) * _ODD
+                h ^= h >> _HALF
         rows[r, TAGS] = np.int64(tags)
         for k in range(COLUMNS):
-            h = mix(h ^ np.uint64(rows[r, k])) * FNV_PRIME
+            h = (h ^ np.uint64(rows[r, k])) * _ODD
+            h ^= h >> _HALF
         at = h & mask
         found = -1
         while slots[at] >= 0:
@@ -206,6 +212,22 @@ def first_of_equals(keys: Ints, start: Ints, classes: SmallInts, order: Ints, fi
     """Mark, in an order that puts equal patterns together, the first of each."""
     for k in range(len(order)):
         first[k] = k == 0 or compare_patterns(keys, start, classes, order[k - 1], order[k]) != 0
+
+
+@compiled
+def rough_order(broker: Ints, start: Ints, classes: SmallInts, out: Ints) -> Flag:
+    """A number for each pattern, of its broker and first two classes: a smaller one comes earlier.
+
+    False if a number did not fit; `out` is of no use then.
+    """
+    for p in range(len(out)):
+        held = start[p + 1] - start[p]
+        first = np.int64(classes[start[p]]) + 1 if held > 0 else np.int64(0)
+        second = np.int64(classes[start[p] + 1]) + 1 if held > 1 else np.int64(0)
+        if broker[p] >= _MOST_BROKERS or first >= _MOST_CLASSES or second >= _MOST_CLASSES:
+            return False
+        out[p] = broker[p] << 42 | first << 21 | second
+    return True
 
 
 @compiled

@@ -45,13 +45,16 @@ def class_keys(start: npt.NDArray[np.int64], classes: npt.NDArray[np.int32]) -> 
 def class_lists(keys: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
     """The compressed rows behind a column of keys (an array or a chunked one)."""
     chunks = keys.chunks if isinstance(keys, pa.ChunkedArray) else [keys]
-    starts, classes, held = [np.zeros(1, dtype=np.int64)], [], 0
-    for chunk in chunks:
-        offsets, data = _binary_parts(chunk)
-        starts.append((offsets[1:] - offsets[0]) // 4 + held)
-        held += int(offsets[-1] - offsets[0]) // 4
-        classes.append(np.frombuffer(data, dtype=_BIG)[offsets[0] // 4 : offsets[-1] // 4].astype(np.int32))
-    return np.concatenate(starts), np.concatenate([np.zeros(0, dtype=np.int32), *classes])
+    parts = [_binary_parts(chunk) for chunk in chunks]
+    start = np.zeros(sum(len(offsets) - 1 for offsets, _ in parts) + 1, dtype=np.int64)
+    classes = np.empty(sum(int(offsets[-1] - offsets[0]) // 4 for offsets, _ in parts), dtype=np.int32)
+    row = held = 0
+    for offsets, data in parts:
+        low, high = int(offsets[0]) // 4, int(offsets[-1]) // 4
+        start[row + 1 : row + len(offsets)] = offsets[1:] // 4 + (held - low)
+        classes[held : held + high - low] = np.frombuffer(data, dtype=_BIG)[low:high]
+        row, held = row + len(offsets) - 1, held + high - low
+    return start, classes
 
 
 def keys_of_lists(lists: Any) -> Any:

@@ -20,7 +20,14 @@ from ramify.errors import InputError
 from ramify.network.overlay import Overlay
 from ramify.planning.classes import Classes
 from ramify.planning.demand import MAX_TAGS, NO_CELL, Demand
-from ramify.planning.pattern_kernels import COLUMNS, place_patterns, tally_rows
+from ramify.planning.pattern_kernels import (
+    COLUMNS,
+    PUBLISHER,
+    gather_lists,
+    place_patterns,
+    rough_order,
+    tally_rows,
+)
 from ramify.planning.pattern_rows import PATTERNS, class_keys
 from ramify.planning.splits import WHOLE, Split
 from ramify.planning.windows import Span, Windows
@@ -81,9 +88,8 @@ class PatternTally:
         self._vacant = np.ascontiguousarray(counting.vacant, dtype=np.uint8)
         self._brokers: dict[str | None, int] = {}
         self._clients: dict[str | None, int] = {}
-        self._clear()
-
-    def _clear(self) -> None:
+        # events in the patterns
+        self.events = 0
         self._patterns = 0
         self._slots = np.full(2 * _FIRST_ROOM, -1, dtype=np.int64)
         self._hashes = np.empty(0, dtype=np.uint64)
@@ -111,6 +117,7 @@ class PatternTally:
         if not batch.num_rows:
             return
         rows = self._rows(batch)
+        self.events += int(np.count_nonzero(rows[:, PUBLISHER] >= 0))
         self._reserve(batch.num_rows, len(matches.ids))
         self._patterns = tally_rows(
             rows,
@@ -130,9 +137,18 @@ class PatternTally:
         )
 
     def drain(self) -> pa.RecordBatch:
-        """The patterns as a batch of `PATTERNS`; the tally starts afresh, `unknown` and `spans` stay."""
+        """The patterns as a batch of `PATTERNS`; the tally starts afresh, `unknown` and `spans` stay.
+
+        They come nearly in the order of `Demand.of_rows`, which then has runs to merge instead of a sort
+        that jumps about in memory; tasks do that side by side.
+        """
         p = self._patterns
-        split, pane, publisher, client, cell, tags = self._keys[:p].T
+        order = self._roughly()
+        held = np.diff(self._start[: p + 1])[order]
+        start = np.concatenate(([0], np.cumsum(held))).astype(np.int64)
+        classes = np.empty(int(start[-1]), dtype=np.int32)
+        gather_lists(self._start, self._pool, order, start, classes)
+        split, pane, publisher, client, cell, tags = self._keys[order].T
         names: Any = pa.array([*self._clients, None], pa.string())
         columns: list[Any] = [
             pa.array(split.astype(np.int32)),
@@ -141,12 +157,21 @@ class PatternTally:
             names.take(pa.array(np.where(client < 0, len(names) - 1, client))),
             pa.array(cell.astype(np.int32)),
             pa.array(tags.copy()),
-            class_keys(self._start[: p + 1], self._pool),
-            pa.array(self._count[:p].copy()),
-            pa.array(self._size[:p].copy()),
+            class_keys(start, classes),
+            pa.array(self._count[order]),
+            pa.array(self._size[order]),
         ]
-        self._clear()
+        # the room stays: the next patterns want as much
+        self._patterns = self.events = 0
+        self._slots.fill(-1)
         return pa.RecordBatch.from_arrays(columns, schema=PATTERNS)
+
+    def _roughly(self) -> npt.NDArray[np.int64]:
+        rough = np.empty(self._patterns, dtype=np.int64)
+        brokers = np.ascontiguousarray(self._keys[: self._patterns, PUBLISHER])
+        if not rough_order(brokers, self._start, self._pool, rough):
+            return np.arange(self._patterns, dtype=np.int64)
+        return np.argsort(rough).astype(np.int64, copy=False)
 
     def _rows(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
         """The columns that tell events apart; tags are filled in later."""
