@@ -178,6 +178,47 @@ def test_one_by_one_equals_all_at_once() -> None:
     assert found(one_by_one, events) == found(Matcher(asked), events)
 
 
+FEW = ["a", "b", "c", "ab", ""]
+
+
+@st.composite
+def word_filters(draw: st.DrawFn) -> Filter:
+    """Filters that ask for whole words of one attribute: of a list, of a scalar, of either; with more."""
+    some = draw(st.lists(st.sampled_from(FEW[:4]), min_size=1, max_size=3))
+    form = draw(st.sampled_from(["any", "all", "scalar", "array", "and"]))
+    if form == "any":
+        return parse_keywords(some, "w")
+    if form == "all":
+        return parse_keywords([some, [some[0]]], "w")
+    if form == "scalar":
+        return parse_sql("w IN (" + ", ".join(f"'{word}'" for word in some) + ")")
+    held = f"array_contains(w, '{some[0]}')"
+    return parse_sql(held if form == "array" else f"{held} AND n > 3")
+
+
+@given(
+    st.lists(word_filters(), min_size=1, max_size=30),
+    st.lists(st.lists(st.sampled_from(FEW), max_size=4) | st.sampled_from(FEW), min_size=1, max_size=6),
+    st.sets(st.integers(0, 29)),
+    st.booleans(),
+)
+def test_lists_of_words_equal_plain_evaluation(
+    asked: list[Filter], values: list[Any], removed: set[int], at_once: bool
+) -> None:
+    """Postings of one word answer for each other: not for other words, scalars or removed filters."""
+    matcher = Matcher(asked if at_once else ())
+    held = dict(enumerate(asked)) if at_once else {matcher.add(filter_): filter_ for filter_ in asked}
+    for id_ in removed & held.keys():
+        matcher.remove(id_)
+        del held[id_]
+    for again in asked[: len(removed)]:
+        held[matcher.add(again)] = again
+    for kind, arrow in ((list, pa.list_(pa.string())), (str, pa.string())):
+        events = [{"w": value, "n": 5 * (i % 2)} for i, value in enumerate(values) if type(value) is kind]
+        batch = batch_of(events, {"w": arrow, "n": pa.int64()})
+        assert found(matcher, batch) == expected(held, events)
+
+
 def test_removed_filters_leave_results_and_memory() -> None:
     rng = np.random.default_rng(12)
     asked = [parse_sql(random_sql(rng)) for _ in range(500)]

@@ -220,14 +220,15 @@ def test_pieces_cover_their_files_and_tasks_are_even(
     assert tasks == sorted(tasks)
     assert set(tasks) == set(range(len(set(tasks))))
     weight = sum(p.stop - p.start for p in pieces) + len(pieces) * (64 << 10)
-    assert len(set(tasks)) <= max(slots * 4, weight >> 20) + 1
-    assert len(set(tasks)) >= min(len(pieces), slots * 4) // 2
+    assert len(set(tasks)) <= max(slots * 2, weight >> 20) + 1
+    assert len(set(tasks)) >= min(len(pieces), slots) // 2
 
 
 def test_one_large_file_keeps_every_slot_busy() -> None:
-    pieces = cut([Listed("file:/log.jsonl", 40 << 20)], 2)
-    assert len(pieces) == 8
-    assert bundles(pieces, 2) == list(range(8))
+    for size, tasks in ((40 << 20, 2), (400 << 20, 13)):
+        pieces = cut([Listed("file:/log.jsonl", size)], 2)
+        assert len(pieces) == tasks
+        assert bundles(pieces, 2) == list(range(tasks))
     assert len(cut([Listed("file:/log.jsonl", 1 << 40)], 2)) == 1 << 15
 
 
