@@ -8,7 +8,8 @@
     │   │   └── DisconnectedError   brokers that cannot reach each other
     │   └── PlanError               a plan that cannot be used, or breaks a rule
     ├── LimitError                  a bound that protects the process was reached
-    └── SparkError                  Spark cannot start, cannot be reached, or a job failed
+    ├── SparkError                  Spark cannot start, cannot be reached, or a job failed
+    └── LiveError                   a server, broker or coordinator of the live overlay cannot do its part
 
 Each error says what happened, where, and what to do. A command prints `str(error)` and exits with 2;
 it never shows a traceback for any of these. Bad *records* of a batch are not errors but values:
@@ -22,6 +23,7 @@ __all__ = [
     "FilterError",
     "InputError",
     "LimitError",
+    "LiveError",
     "OverlayError",
     "PlanError",
     "RamifyError",
@@ -146,3 +148,7 @@ def _excerpt(text: str, position: int | None, width: int = 100) -> list[str]:
 def _some(names: list[str], most: int = 4) -> str:
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+class LiveError(RamifyError):
+    """A server, broker or coordinator of the live overlay cannot be started, reached, or do its part."""

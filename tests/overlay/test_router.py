@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ramify.overlay.router import RoutingPlan
 from ramify.overlay.simulator import Simulated, Simulator
 from ramify.planning.check import _form
 from ramify.planning.plan import Plan
@@ -42,6 +43,30 @@ def test_any_plan_is_routed_as_it_is_priced_batch_by_batch(case: tuple[World, Pl
     same(price(plan, world.demand), done)
     assert set(done.delivered) <= world.wanted()
     assert all(count == 1 for count in done.delivered.values())
+
+
+@given(planned())
+def test_one_copy_hands_over_and_no_broker_needs_to_remember(case: tuple[World, Plan]) -> None:
+    world, plan = case
+    simulator, routing = Simulator(plan), RoutingPlan(plan)
+    remembering = simulator.simulate_events([world.batch])
+    knowing = Simulator(plan, once=True).simulate_events([world.batch])
+    assert knowing.repeats == 0
+    assert np.array_equal(knowing.messages, remembering.messages)
+    assert not knowing.delivered - remembering.delivered
+    rows = {event: row for row, event in enumerate(world.batch.column("id").to_pylist())}
+    class_of = {s.id: k for k, members in enumerate(world.classes.members) for s in members}
+    for event, subscription in remembering.delivered - knowing.delivered:
+        # a notification told a host about it, but no channel that carries the event serves the class
+        one = world.batch.slice(rows[event], 1)
+        cell, classes = simulator.pattern_of(one)
+        origin = plan.origin_of(one.column("publisher")[0].as_py())
+        served = [
+            routing.holds(region, cell)
+            for c in routing.admitted(origin, cell, classes)
+            for _, region in routing.entries.get((c, class_of[subscription]), ())
+        ]
+        assert not any(served)
 
 
 @given(planned())

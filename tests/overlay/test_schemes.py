@@ -43,6 +43,7 @@ def test_everyone_gets_every_event_once_and_every_message_was_priced(
     assert set(done.delivered) == world.wanted()
     assert all(count == 1 for count in done.delivered.values())
     assert done.repeats == 0  # nothing had to be held back
+    assert Simulator(plan, once=True).simulate_events([world.batch]).delivered == done.delivered
     for name in ("messages", "payload", "wire", "leg_messages"):
         np.testing.assert_array_equal(getattr(priced, name), getattr(done, name), err_msg=name)
     for name in ("matchings", "broker_duplicates", "link_duplicates", "visits", "waste"):

@@ -47,7 +47,10 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """See the module. `target` is a leg's entry, a note's host or a copy's destination."""
+    """See the module. `target` is a leg's entry, a note's host or a copy's destination.
+
+    A note's channels do not travel in these bytes; a live broker sends them beside (see `Router.owned`).
+    """
 
     kind: Kind
     origin: int

@@ -9,8 +9,10 @@ the same frame gives the same answer. Two drivers run it: the simulator, and the
 
 Events with the same header, cell and classes go the same way, so decisions are kept and found again.
 
-Handing over once is the driver's part where several channels may bring an event to the same class: only
-it knows what was delivered before (by event id). `may_repeat` tells for which classes it must look.
+Where several channels bring an event to the same class, it is handed over once. A driver that sees all of
+an event's way looks itself (by event id); `may_repeat` tells for which classes. A live broker would have to
+remember what it handed over, through crashes and however late a copy comes. It asks for `once` instead: every
+broker holds the whole plan, so it can tell which of the copies hands over, and no memory is needed.
 """
 
 from bisect import bisect_right
@@ -114,6 +116,42 @@ class RoutingPlan:
         channels = enumerate(self.plan.channels)
         return [c for c, channel in channels if not isinstance(channel.admits.content, AnyOf)]
 
+    def admitted(self, origin: int, cell: int, classes: tuple[int, ...]) -> list[int]:
+        """The channels that carry an event published at a broker, ascending."""
+        matched = frozenset(classes)
+        touched = {
+            c
+            for k in classes
+            for c in self.serving[k]
+            if self._admits(c, origin) and any(self.holds(region, cell) for _, region in self.entries[c, k])
+        }
+        taken = {c for c in touched if isinstance(self.plan.channels[c].admits.content, AnyOf)}
+        stamped = False
+        for c in self.open_channels:
+            if not self._admits(c, origin):
+                continue
+            match self.plan.channels[c].admits.content:
+                case Everything():
+                    taken.add(c)
+                case Cells(cells):
+                    at = int(np.searchsorted(cells, cell))
+                    if at < len(cells) and cells[at] == cell:
+                        taken.add(c)
+                case Holds(expression):
+                    if evaluate(expression, matched):
+                        taken.add(c)
+                case Stamped():
+                    stamped = stamped or c in touched
+        if stamped:
+            chosen = self.stamped(origin, cell, classes)
+            assert chosen is not None, "some stamped channel serves a matching class"
+            taken.add(chosen)
+        return sorted(taken)
+
+    def _admits(self, channel: int, origin: int) -> bool:
+        allowed = self.plan.channels[channel].admits.publishers
+        return allowed is None or origin in allowed
+
     def holds(self, region: int, cell: int) -> bool:
         """Whether an entry for a region counts for an event in a cell."""
         return region < 0 or cell in self._regions[region]
@@ -182,6 +220,7 @@ class Router:
         self._plan = routing.plan
         self.broker = broker
         self._kept: dict[tuple[Header | None, int, int, tuple[int, ...]], Decision] = {}
+        self._owned: dict[tuple[Header, int, int, tuple[int, ...]], tuple[int, ...]] = {}
 
     @cached_property
     def may_repeat(self) -> frozenset[int]:
@@ -196,8 +235,11 @@ class Router:
             return frozenset(mine)
         return frozenset(k for k in mine if len(self._shared.serving[k]) > 1)
 
-    def route(self, frame: Frame, sender: int | None) -> Routed:
-        """Where the events of a frame go. `sender` is the neighbour it came from, None for a client."""
+    def route(self, frame: Frame, sender: int | None, *, once: bool = False) -> Routed:
+        """Where the events of a frame go. `sender` is the neighbour it came from, None for a client.
+
+        With `once`, of all copies of an event exactly one hands it to each class (see the module).
+        """
         header = frame.header
         if header is not None and header.label is not None and header.label[1] != self.broker:
             following, onward = self._pass_on(header)
@@ -210,7 +252,10 @@ class Router:
             matchings += len(rows) * decision.matched
             for forward in decision.forwards:
                 forwards.setdefault(forward, []).extend(rows)
-            for k in decision.deliveries:
+            handed = decision.deliveries
+            if once and header is not None and handed:
+                handed = self.owned(header, sender, cell, classes)
+            for k in handed:
                 deliveries.setdefault(k, []).extend(rows)
         return Routed(
             tuple(
@@ -231,6 +276,41 @@ class Router:
                 self._kept.clear()
             found = self._kept[key] = self._decide(header, sender, cell, classes)
         return found
+
+    def owned(
+        self, header: Header, sender: int | None, cell: int, classes: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """The classes of this broker that this copy of an event hands it to.
+
+        Of the ways that bring a class the event, the one without a proxy, then of the lowest channel, then of
+        the lowest proxy: all brokers agree on it.
+        """
+        key = (header, -1 if sender is None else sender, cell, classes)
+        found = self._owned.get(key)
+        if found is None:
+            if len(self._owned) >= MOST_DECISIONS:
+                self._owned.clear()
+            found = self._owned[key] = self._find_owned(header, sender, cell, classes)
+        return found
+
+    def _find_owned(
+        self, header: Header, sender: int | None, cell: int, classes: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        shared = self._shared
+        admitted = shared.admitted(header.origin, cell, classes)
+        came_by = header.label[0] if header.label is not None else sender
+        at = came_by if header.kind is Kind.NOTE else self.broker
+        mine = []
+        for k in self._hosted(classes):
+            ways = [
+                (server != self.broker, c, server)
+                for c in admitted
+                for server, region in shared.entries.get((c, k), ())
+                if shared.holds(region, cell)
+            ]
+            if ways and min(ways)[2] == at and min(ways)[1] in header.channels:
+                mine.append(k)
+        return tuple(mine)
 
     def _decide(
         self, header: Header | None, sender: int | None, cell: int, classes: tuple[int, ...]
@@ -258,7 +338,7 @@ class Router:
 
     def _publish(self, cell: int, classes: tuple[int, ...]) -> Decision:
         enters: dict[int, list[int]] = {}
-        for channel in self._admitted(cell, classes):
+        for channel in self._shared.admitted(self.broker, cell, classes):
             target = self._plan.channels[channel].entry.target(self.broker)
             enters.setdefault(target, []).append(channel)
         forwards: list[tuple[int, Header]] = []
@@ -269,43 +349,6 @@ class Router:
                 header = Header(Kind.LEG, self.broker, channels=tuple(channels), target=target)
                 forwards.append(self._send(target, header))
         return Decision(tuple(forwards), self._hosted(classes))
-
-    def _admitted(self, cell: int, classes: tuple[int, ...]) -> list[int]:
-        """The channels that carry an event published here, ascending."""
-        shared = self._shared
-        matched = frozenset(classes)
-        touched = {
-            c
-            for k in classes
-            for c in shared.serving[k]
-            if self._admits_me(c) and any(shared.holds(region, cell) for _, region in shared.entries[c, k])
-        }
-        taken = {c for c in touched if isinstance(self._plan.channels[c].admits.content, AnyOf)}
-        stamped = False
-        for c in shared.open_channels:
-            if not self._admits_me(c):
-                continue
-            match self._plan.channels[c].admits.content:
-                case Everything():
-                    taken.add(c)
-                case Cells(cells):
-                    at = int(np.searchsorted(cells, cell))
-                    if at < len(cells) and cells[at] == cell:
-                        taken.add(c)
-                case Holds(expression):
-                    if evaluate(expression, matched):
-                        taken.add(c)
-                case Stamped():
-                    stamped = stamped or c in touched
-        if stamped:
-            chosen = shared.stamped(self.broker, cell, classes)
-            assert chosen is not None, "some stamped channel serves a matching class"
-            taken.add(chosen)
-        return sorted(taken)
-
-    def _admits_me(self, channel: int) -> bool:
-        allowed = self._plan.channels[channel].admits.publishers
-        return allowed is None or self.broker in allowed
 
     def _start(
         self, channels: list[int], cell: int, classes: tuple[int, ...]
@@ -345,7 +388,8 @@ class Router:
         """An event reaches this broker on trees: send it on, hand it over, notify hosts."""
         forwards: list[tuple[int, Header]] = []
         delivered: set[int] = set()
-        notified: set[int] = set()
+        # host -> the channels that it is notified for
+        notified: dict[int, list[int]] = {}
         matched = False
         for c in header.channels:
             onward = Header(Kind.TREE, header.origin, header.hops, (c,))
@@ -365,9 +409,10 @@ class Router:
                     if host == self.broker:
                         delivered.add(k)
                     else:
-                        notified.add(host)
+                        notified.setdefault(host, []).append(c)
         for host in sorted(notified):
-            note = Header(Kind.NOTE, header.origin, header.hops, target=host)
+            channels = tuple(dict.fromkeys(notified[host]))
+            note = Header(Kind.NOTE, header.origin, header.hops, channels, target=host)
             forwards.append(self._send(host, note))
         return Decision(tuple(forwards), tuple(sorted(delivered)), matched)
 

@@ -60,9 +60,14 @@ class Simulated:
 
 
 class Simulator:
-    """Drives the routers of a plan; `result` grows with everything that is published."""
+    """Drives the routers of a plan; `result` grows with everything that is published.
 
-    def __init__(self, plan: Plan) -> None:
+    With `once`, batches are routed as a live broker routes them: copies that do not hand over hand nothing over
+    (`Router.owned`), instead of being held back here.
+    """
+
+    def __init__(self, plan: Plan, *, once: bool = False) -> None:
+        self._once = once
         self._plan = plan
         self._routing = RoutingPlan(plan)
         self._routers: dict[int, Router] = {}
@@ -136,7 +141,7 @@ class Simulator:
         number = 0
         while flight:
             now, _, broker, sender, frame = heapq.heappop(flight)
-            routed = self.router(broker).route(frame, sender)
+            routed = self.router(broker).route(frame, sender, once=self._once)
             here = [str(value) for value in frame.events.column("id").to_pylist()]
             self.result.matchings += routed.matchings
             for delivery in routed.deliveries:
