@@ -10,9 +10,10 @@ the same frame gives the same answer. Two drivers run it: the simulator, and the
 Events with the same header, cell and classes go the same way, so decisions are kept and found again.
 
 Where several channels bring an event to the same class, it is handed over once. A driver that sees all of
-an event's way looks itself (by event id); `may_repeat` tells for which classes. A live broker would have to
-remember what it handed over, through crashes and however late a copy comes. It asks for `once` instead: every
-broker holds the whole plan, so it can tell which of the copies hands over, and no memory is needed.
+an event's way looks itself (by event id); `may_repeat` tells for which classes. A live broker would have
+to remember what it handed over, through crashes and however late a copy comes. It asks for `once`
+instead: every broker holds the whole plan, so it can tell which of the copies hands over, and no memory
+is needed.
 """
 
 from bisect import bisect_right
@@ -282,8 +283,8 @@ class Router:
     ) -> tuple[int, ...]:
         """The classes of this broker that this copy of an event hands it to.
 
-        Of the ways that bring a class the event, the one without a proxy, then of the lowest channel, then of
-        the lowest proxy: all brokers agree on it.
+        Of the ways that bring a class the event, the one without a proxy, then of the lowest channel,
+        then of the lowest proxy: all brokers agree on it.
         """
         key = (header, -1 if sender is None else sender, cell, classes)
         found = self._owned.get(key)

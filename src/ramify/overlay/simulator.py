@@ -62,8 +62,8 @@ class Simulated:
 class Simulator:
     """Drives the routers of a plan; `result` grows with everything that is published.
 
-    With `once`, batches are routed as a live broker routes them: copies that do not hand over hand nothing over
-    (`Router.owned`), instead of being held back here.
+    With `once`, batches are routed as a live broker routes them: copies that do not hand over hand
+    nothing over (`Router.owned`), instead of being held back here.
     """
 
     def __init__(self, plan: Plan, *, once: bool = False) -> None:

@@ -1,0 +1,137 @@
+"""A client on the wire: publishing until it is accepted, and reading the own lane without loss or doubles.
+
+Owns the client's side of the lanes. `publish` returns when the event is stored by the broker's server,
+and asks again with the same id until then; the server knows ids for ten minutes, so an answer that was
+lost does no harm. Before they are over it gives up with `OutcomeUnknownError`.
+
+`deliveries` yields what comes on the lane with its number. What was yielded is acknowledged when the next
+is asked for: a client that keeps the number of the last one it has dealt with, together with the effects,
+and gives it as `after` when it comes back, gets every delivery exactly once. Another may get the last
+ones again.
+"""
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import nats.errors
+import pyarrow as pa
+from nats.aio.client import Client as Nats
+
+from ramify.errors import LiveError
+from ramify.overlay.live.intake import decode_events, encode_events
+from ramify.overlay.live.lanes import Inlet, Verdict
+from ramify.overlay.live.names import OUT, PUBLISH, token
+from ramify.overlay.live.pulling import Puller
+from ramify.overlay.live.streams import DUPLICATE_WINDOW_S, Endpoint, connect
+
+__all__ = ["Delivered", "LaneClient", "OutcomeUnknownError"]
+
+ARROW = "application/vnd.apache.arrow.stream"
+_TRY_S = 2.0
+
+
+class OutcomeUnknownError(LiveError):
+    """The broker's server did not answer in time: the events may have been accepted or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """Events for some subscriptions of the client; `number` is the position on its lane."""
+
+    number: int
+    subscriptions: tuple[str, ...]
+    events: pa.RecordBatch
+
+
+class LaneClient:
+    """See the module. One per client name and process."""
+
+    def __init__(self, name: str, connection: Nats) -> None:
+        self.name = name
+        self._nats = connection
+
+    @classmethod
+    async def connect(cls, name: str, endpoint: Endpoint) -> "LaneClient":
+        """Connect to the server of the client's broker."""
+        return cls(name, await connect(endpoint))
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._nats.close()
+
+    async def publish(
+        self, events: pa.RecordBatch | bytes, *, id: str | None = None, give_up_s: float = 60.0
+    ) -> int:
+        """Publish a batch of events, or one CloudEvent as JSON; returns its place in the broker's stream.
+
+        `id` tells two publishes apart from one that is tried again.
+
+        Raises
+        ------
+        OutcomeUnknownError
+            When no answer came within `give_up_s`.
+        LiveError
+            When the server refuses: its stream is full, or the message is too large.
+        """
+        batch = isinstance(events, pa.RecordBatch)
+        payload = encode_events(events) if isinstance(events, pa.RecordBatch) else events
+        headers = {"Nats-Msg-Id": id or uuid.uuid4().hex}
+        if batch:
+            headers["Content-Type"] = ARROW
+        deadline = time.monotonic() + min(give_up_s, DUPLICATE_WINDOW_S / 2)
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise OutcomeUnknownError(
+                    f"no answer to publish {headers['Nats-Msg-Id']} within {give_up_s:g} s: it may have "
+                    "been accepted. Publish it again with the same id within ten minutes, or look for it."
+                )
+            try:
+                subject = f"{PUBLISH}.{token(self.name)}"
+                answer = await self._nats.request(
+                    subject, payload, timeout=min(left, _TRY_S), headers=headers
+                )
+            except (nats.errors.Error, TimeoutError):
+                await asyncio.sleep(min(0.1, max(0.0, left)))
+                continue
+            told = json.loads(answer.data)
+            if "error" in told:
+                raise LiveError(f"the broker refused the publish: {told['error'].get('description')}")
+            return int(told["seq"])
+
+    async def deliveries(self, after: int = 0) -> AsyncIterator[Delivered]:
+        """What comes on the lane after a number, in order, without end. See the module."""
+        arrived = asyncio.Event()
+        puller = Puller(self._nats, OUT, f"client_{token(self.name)}", arrived)
+        inlet = Inlet(after)
+        await puller.start()
+        try:
+            while True:
+                arrived.clear()
+                if not puller.buffer:
+                    await arrived.wait()
+                    continue
+                message = puller.take()
+                number = int(message.headers.get("L", "0"))
+                verdict = inlet.verdict(number)
+                if verdict is Verdict.GAP:
+                    if not inlet.taken:  # a lane whose beginning has been purged: it was read before
+                        inlet.forget_taken(number - 1)
+                        inlet.verdict(number)
+                    else:
+                        await puller.reset()
+                        inlet.forget_taken(inlet.taken)
+                        continue
+                elif verdict is Verdict.OLD:
+                    await puller.acknowledge(message.reply)
+                    continue
+                ids = tuple(json.loads(message.headers.get("F", "[]")))
+                yield Delivered(number, ids, decode_events(message.payload))
+                inlet.commit(number)
+                await puller.acknowledge(message.reply)
+        finally:
+            await puller.stop()

@@ -1,0 +1,234 @@
+"""A broker's log: the stream OUT, written by one router, fenced, with the positions that a write completes.
+
+Owns the writing and the recovery. Every write names the sequence that the stream must end with, so a second
+router (a replacement, or one that was stopped and woke up) cannot write after the first has: it gets
+`FencedError`, and must load the log again. Outputs of one write are there whole or not at all.
+
+    L   the number on the lane            S   positions of the inputs, on the last message of a write
+    G   in a step that needs several writes: the positions that it will reach, and so its name
+
+A step of more than `MOST_MESSAGES` outputs takes several writes. If the router dies between them, the log
+ends with a message that has G. The next router takes in exactly the inputs up to G, routes them, and leaves
+out the lanes whose last message says G already: a lane's messages of one step are always in one write.
+
+Cost: one round trip for one output; one more, about 5 ms, for an atomic batch of several.
+"""
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import nats.errors
+from nats.aio.client import Client as Nats
+
+from ramify.errors import LiveError
+from ramify.overlay.live.lanes import decode_positions, encode_positions
+from ramify.overlay.live.names import LOG, OUT
+
+__all__ = ["MOST_MESSAGES", "FencedError", "LogFullError", "OutLog", "Output", "Recovered"]
+
+MOST_MESSAGES = 900
+"""Messages of one atomic write; the server takes 1,000."""
+
+_WRONG_LAST_SEQUENCE = 10071
+_FULL = {10077, 10047, 10023, 10025}  # bytes or messages of the stream, file store, account
+
+
+class FencedError(LiveError):
+    """Another router has written to this broker's log."""
+
+
+class LogFullError(LiveError):
+    """The log has no room: neighbours and clients must read first. Nothing was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A message for a lane. Its number is given when it is written."""
+
+    lane: str
+    payload: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """Where the log ends. `begun` are the positions of a step of which only a part was written."""
+
+    positions: Mapping[str, int]
+    begun: Mapping[str, int] | None
+
+
+class OutLog:
+    """See the module. After any exception but `LogFullError`, `load` before the next `commit`."""
+
+    def __init__(self, connection: Nats, *, timeout_s: float = 5.0) -> None:
+        self._nats = connection
+        self._timeout_s = timeout_s
+        self._last = 0
+        self._numbers: dict[str, int] = {}
+        self._positions: Mapping[str, int] = {}
+        self._begun: Mapping[str, int] | None = None
+        # lanes of the step that was begun, when it is the next to be committed
+        self._written: dict[str, bool] = {}
+
+    @property
+    def positions(self) -> Mapping[str, int]:
+        """The positions of the last write."""
+        return self._positions
+
+    @property
+    def last(self) -> int:
+        """The sequence that the log ends with."""
+        return self._last
+
+    async def load(self) -> Recovered:
+        """Read where the log ends."""
+        self._numbers, self._written = {}, {}
+        info = await self._api(f"STREAM.INFO.{OUT}", {})
+        assert info is not None
+        self._last = int(info["state"]["last_seq"])
+        headers = await self._headers({"seq": self._last}) if self._last else {}
+        self._positions = decode_positions(headers.get("S", ""))
+        self._begun = decode_positions(headers["G"]) if "G" in headers else None
+        return Recovered(self._positions, self._begun)
+
+    async def number(self, lane: str) -> int:
+        """The number of the last message on a lane, 0 without one."""
+        if lane not in self._numbers:
+            headers = await self._headers({"last_by_subj": lane})
+            self._numbers[lane] = int(headers.get("L", "0"))
+            self._written[lane] = self._begun is not None and (
+                headers.get("G") == encode_positions(self._begun)
+            )
+        return self._numbers[lane]
+
+    async def commit(self, outputs: Sequence[Output], positions: Mapping[str, int]) -> None:
+        """Write outputs with the positions that they complete: all of it, or an exception.
+
+        After an exception other than `LogFullError` it may have been written or not: `load` tells.
+        """
+        if self._begun is not None:
+            outputs = await self._unwritten(outputs, positions)
+        parts = _parts(outputs)
+        target = encode_positions(positions)
+        for part in parts[:-1]:
+            marks = {"S": encode_positions(self._positions), "G": target}
+            await self._write(part, {"G": target}, marks)
+        last = parts[-1] if parts else []
+        named = {"G": target} if len(parts) > 1 or self._begun is not None else {}
+        await self._write(last or [Output(LOG, b"")], named, {"S": target}, final=True)
+        self._positions, self._begun = dict(positions), None
+
+    async def _unwritten(self, outputs: Sequence[Output], positions: Mapping[str, int]) -> list[Output]:
+        assert self._begun is not None
+        if dict(self._begun) != dict(positions):
+            raise LiveError(
+                "a step that was written in part must be finished first: "
+                f"the log says {encode_positions(self._begun)}, the router {encode_positions(positions)}"
+            )
+        left = []
+        for output in outputs:
+            await self.number(output.lane)
+            if not self._written[output.lane]:
+                left.append(output)
+        return left
+
+    async def _write(
+        self,
+        outputs: Sequence[Output],
+        named: Mapping[str, str],
+        marks: Mapping[str, str],
+        *,
+        final: bool = False,
+    ) -> None:
+        messages: list[tuple[Output, dict[str, str]]] = []
+        numbers: dict[str, int] = {}
+        for output in outputs:
+            if output.lane == LOG:
+                number = 0
+            else:
+                before = numbers.get(output.lane)
+                number = (await self.number(output.lane) if before is None else before) + 1
+                numbers[output.lane] = number
+            messages.append((output, {**output.headers, **named, "L": str(number)}))
+        if final and named:
+            messages[-1][1].pop("G")
+        messages[-1][1].update(marks)
+        messages[0][1]["Nats-Expected-Last-Sequence"] = str(self._last)
+        if len(messages) > 1:
+            batch = uuid.uuid4().hex
+            for i, (_, headers) in enumerate(messages, 1):
+                headers |= {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(i)}
+            messages[-1][1]["Nats-Batch-Commit"] = "1"
+        for output, headers in messages[:-1]:
+            await self._nats.publish(output.lane, output.payload, headers=headers)
+        output, headers = messages[-1]
+        self._check(await self._request(output.lane, output.payload, headers), len(messages))
+        self._last += len(messages)
+        self._numbers.update(numbers)
+
+    def _check(self, answer: bytes, messages: int) -> None:
+        told = json.loads(answer or b"{}")
+        error = told.get("error")
+        if error:
+            code = int(error.get("err_code", 0))
+            said = f"{error.get('description', 'unknown error')} ({code})"
+            if code == _WRONG_LAST_SEQUENCE:
+                raise FencedError(f"another router writes this broker's log: {said}")
+            if code in _FULL:
+                raise LogFullError(f"the broker's log is full: {said}. Neighbours or clients do not read.")
+            raise LiveError(f"the broker's log refused a write: {said}")
+        if int(told.get("seq", 0)) != self._last + messages:
+            raise FencedError(f"the log ends at {told.get('seq')}, not at {self._last + messages}")
+
+    async def purge(self, lane: str, keep_from: int) -> None:
+        """Forget the messages of a lane before a stream sequence."""
+        await self._api(f"STREAM.PURGE.{OUT}", {"filter": lane, "seq": keep_from})
+
+    async def _headers(self, wanted: Mapping[str, object]) -> dict[str, str]:
+        """The headers of one message; none if there is no such message."""
+        import base64
+
+        told = await self._api(f"STREAM.MSG.GET.{OUT}", wanted, missing=10037)
+        if told is None:
+            return {}
+        raw = base64.b64decode(told["message"].get("hdrs", ""))
+        lines = raw.decode().split("\r\n")[1:]
+        return {name: value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
+
+    async def _api(self, call: str, body: Mapping[str, object], missing: int | None = None) -> dict | None:  # type: ignore[type-arg]
+        told = json.loads(await self._request(f"$JS.API.{call}", json.dumps(body).encode(), {}))
+        error = told.get("error")
+        if error and error.get("err_code") == missing:
+            return None
+        if error:
+            raise LiveError(
+                f"the server refused {call}: {error.get('description')} ({error.get('err_code')})"
+            )
+        return dict(told)
+
+    async def _request(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> bytes:
+        try:
+            answer = await self._nats.request(
+                subject, payload, timeout=self._timeout_s, headers=dict(headers) or None
+            )
+        except (nats.errors.Error, TimeoutError) as error:
+            raise LiveError(f"no answer from the broker's server to {subject}: {error!r}") from error
+        return bytes(answer.data)
+
+
+def _parts(outputs: Sequence[Output]) -> list[list[Output]]:
+    """Outputs in writes of at most `MOST_MESSAGES`, the messages of a lane together and in order."""
+    lanes: dict[str, list[Output]] = {}
+    for output in outputs:
+        lanes.setdefault(output.lane, []).append(output)
+    parts: list[list[Output]] = []
+    for messages in lanes.values():
+        if len(messages) > MOST_MESSAGES:
+            raise LiveError(f"{len(messages)} messages for one lane in one step: at most {MOST_MESSAGES}")
+        if not parts or len(parts[-1]) + len(messages) > MOST_MESSAGES:
+            parts.append([])
+        parts[-1] += messages
+    return parts

@@ -1,0 +1,76 @@
+"""Names on NATS: tokens for brokers and clients, and the subjects and consumers made of them.
+
+Owns the naming. A broker or client may have any name; a token of a NATS subject may not. ASCII letters,
+digits, `-` and `_` stay as they are, every other byte of the name's UTF-8 becomes `=` and two hexadecimal
+digits. So names that differ have tokens that differ, and plain names read as themselves.
+"""
+
+import re
+
+from ramify.errors import InputError
+
+__all__ = [
+    "CLIENT",
+    "CONTROL",
+    "DELIVER",
+    "IN",
+    "LINK",
+    "LOG",
+    "MOST_BYTES",
+    "OUT",
+    "PUBLISH",
+    "REJECTED",
+    "SAMPLES",
+    "inbox_prefix",
+    "name_of",
+    "token",
+]
+
+IN, OUT, REJECTED, SAMPLES = "IN", "OUT", "REJECTED", "SAMPLES"
+"""The streams of a broker."""
+
+PUBLISH, CONTROL = "ramify.publish", "ramify.control"
+"""Subjects that clients write to, each followed by the client's token."""
+
+LINK, DELIVER, LOG = "out.link", "out.deliver", "out.log"
+"""Lanes of OUT: to a neighbour, to a client; and records of positions alone."""
+
+CLIENT = "client"
+
+MOST_BYTES = 128
+"""A name's longest UTF-8: its token, and the subjects made of it, stay short."""
+
+_PLAIN = re.compile(rb"[A-Za-z0-9_-]")
+_ESCAPED = re.compile(r"=([0-9A-F]{2})")
+
+
+def token(name: str) -> str:
+    """The token of a name. Raises `InputError` when it is empty, too long or not Unicode."""
+    try:
+        data = name.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{name!r} is no name: it holds half a surrogate pair") from None
+    if not 0 < len(data) <= MOST_BYTES:
+        raise InputError(f"a name has 1 to {MOST_BYTES} bytes; {name[:40]!r} has {len(data)}")
+    bytes_ = (data[i : i + 1] for i in range(len(data)))
+    return "".join(b.decode() if _PLAIN.match(b) else f"={b[0]:02X}" for b in bytes_)
+
+
+def name_of(text: str) -> str:
+    """The name behind a token. Raises `InputError` for what is no token."""
+    plain = _ESCAPED.sub("", text)
+    if not text or not all(_PLAIN.match(c.encode("utf-8", "replace")) for c in plain):
+        raise InputError(f"{text[:80]!r} is no token of a name")
+    data = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text).encode("latin-1")
+    try:
+        name = data.decode()
+    except UnicodeDecodeError:
+        raise InputError(f"{text[:80]!r} is no token of a name") from None
+    if token(name) != text:
+        raise InputError(f"{text[:80]!r} is not how a name is written as a token")
+    return name
+
+
+def inbox_prefix(role: str, name: str) -> str:
+    """Where answers to a neighbour (`link`) or a client (`client`) go: nobody else may listen there."""
+    return f"_I.{role}_{token(name)}"

@@ -1,0 +1,141 @@
+"""Pulling a lane: requests bounded by bytes and messages, and what came, in a buffer.
+
+Owns the requests to one durable consumer. NATS pushes nothing that was not asked for, so a slow reader
+has at most `most_bytes` twice in memory: what was asked for and what waits. A request that got no answer
+in time (a server that died, a connection that was made anew) is made again.
+"""
+
+import asyncio
+import json
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from nats.aio.client import Client as Nats
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from ramify.errors import LiveError
+
+__all__ = ["Pulled", "Puller"]
+
+_EXPIRES_S = 5.0
+_GRACE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """A message with its place in the stream. `reply` is where to acknowledge it."""
+
+    sequence: int
+    subject: str
+    headers: dict[str, str]
+    payload: bytes
+    reply: str
+
+
+class Puller:
+    """Keeps a buffer of messages of one consumer filled; `arrived` is set when there is something in it."""
+
+    def __init__(
+        self,
+        connection: Nats,
+        stream: str,
+        consumer: str,
+        arrived: asyncio.Event,
+        *,
+        most_bytes: int = 4 << 20,
+        most_messages: int = 512,
+    ) -> None:
+        self._nats = connection
+        self._path = f"{stream}.{consumer}"
+        self._arrived = arrived
+        self._most_bytes, self._most_messages = most_bytes, most_messages
+        self.buffer: deque[Pulled] = deque()
+        self._bytes = 0
+        self._asked = 0
+        self._asked_at = 0.0
+        self._changed = asyncio.Event()
+        self._inbox: Subscription | None = None
+        self._filler: asyncio.Task[None] | None = None
+        # messages that came more than once, as the server counts deliveries
+        self.redelivered = 0
+
+    async def start(self) -> None:
+        """Begin to ask."""
+        # one inbox for good: to one that was given up, a server would still hand out messages
+        self._inbox = await self._nats.subscribe(self._nats.new_inbox(), cb=self._came)
+        self._filler = asyncio.create_task(self._fill())
+
+    async def stop(self) -> None:
+        """Ask no more."""
+        if self._filler is not None:
+            self._filler.cancel()
+            await asyncio.gather(self._filler, return_exceptions=True)
+        if self._inbox is not None and not self._nats.is_closed:
+            await self._inbox.unsubscribe()
+
+    async def reset(self) -> None:
+        """Have everything after what was acknowledged delivered again, in order.
+
+        The buffer starts empty. Messages that were under way may still come before those: numbers tell.
+        """
+        self.buffer.clear()
+        self._bytes = self._asked = 0
+        answer = await self._nats.request(f"$JS.API.CONSUMER.RESET.{self._path}", b"", timeout=5)
+        error = json.loads(answer.data).get("error")
+        if error:
+            raise LiveError(f"the consumer {self._path} was not reset: {error.get('description')}")
+        self._changed.set()
+
+    def take(self) -> Pulled:
+        """The oldest message in the buffer."""
+        pulled = self.buffer.popleft()
+        self._bytes -= len(pulled.payload)
+        self._changed.set()
+        return pulled
+
+    async def acknowledge(self, reply: str) -> None:
+        """Tell the server that this message and all before it are safe."""
+        await self._nats.publish(reply, b"+ACK")
+
+    async def _came(self, message: Msg) -> None:
+        headers = message.headers or {}
+        if "Status" in headers:  # the request ended: nothing there, timed out, no room for more
+            self._asked = 0
+            self._changed.set()
+            return
+        parts = message.reply.split(".")
+        # $JS.ACK.<stream>.<consumer>.<deliveries>.<stream seq>.<consumer seq>.<time>.<pending>
+        sequence = int(parts[-4])
+        self.redelivered += int(parts[-5]) > 1
+        self.buffer.append(Pulled(sequence, message.subject, headers, message.data, message.reply))
+        self._bytes += len(message.data)
+        self._asked = max(0, self._asked - 1)
+        self._asked_at = time.monotonic()
+        self._arrived.set()
+        if self._asked == 0:
+            self._changed.set()
+
+    async def _fill(self) -> None:
+        while True:
+            self._changed.clear()
+            late = time.monotonic() - self._asked_at > _EXPIRES_S + _GRACE_S
+            room = self._bytes < self._most_bytes and len(self.buffer) < self._most_messages
+            if room and (self._asked == 0 or late) and self._nats.is_connected:
+                await self._ask()
+            try:
+                await asyncio.wait_for(self._changed.wait(), 1.0)
+            except TimeoutError:
+                continue
+
+    async def _ask(self) -> None:
+        assert self._inbox is not None
+        self._asked, self._asked_at = self._most_messages, time.monotonic()
+        body = {
+            "batch": self._most_messages,
+            "max_bytes": self._most_bytes,
+            "expires": int(_EXPIRES_S * 1e9),
+        }
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._path}"
+        await self._nats.publish(subject, json.dumps(body).encode(), reply=self._inbox.subject)

@@ -1,0 +1,146 @@
+"""Connections to servers, and the streams and consumers that a broker's server has.
+
+Owns their settings. Only a router creates streams and consumers.
+"""
+
+import json
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import nats
+import nats.errors
+from nats.aio.client import Client as Nats
+
+from ramify.errors import LiveError
+from ramify.overlay.live.names import DELIVER, IN, LINK, LOG, OUT, PUBLISH, REJECTED, SAMPLES, token
+
+__all__ = ["DUPLICATE_WINDOW_S", "Endpoint", "Sizes", "api", "connect", "ensure_consumer", "ensure_streams"]
+
+DUPLICATE_WINDOW_S = 600
+"""How long a server knows the ids of publishes: a client that got no answer may ask again so long."""
+
+_ACK_WAIT_S = 60
+_MOST_UNACKNOWLEDGED = 5_000
+_MOST_CONSUMERS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A server and who connects to it. Without a seed the server must not ask for one (tests)."""
+
+    url: str
+    seed: str | None = None
+    inbox_prefix: str = "_INBOX"
+    name: str = "ramify"
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes that each stream of a broker may take; they are reserved on the server's disk."""
+
+    published: int = 1 << 30
+    out: int = 2 << 30
+    rejected: int = 64 << 20
+    samples: int = 256 << 20
+
+
+async def connect(endpoint: Endpoint, **callbacks: object) -> Nats:
+    """Connect, and again whenever the connection breaks, for good. Waits until the server is there."""
+
+    async def quiet(_: Exception) -> None:
+        """Every failed attempt would be logged; callers see what matters as their own errors."""
+
+    options: dict[str, object] = {
+        "servers": [endpoint.url],
+        "name": endpoint.name,
+        "max_reconnect_attempts": -1,
+        "reconnect_time_wait": 0.1 + 0.2 * random.random(),
+        "connect_timeout": 2,
+        "ping_interval": 5,
+        "max_outstanding_pings": 2,
+        "pending_size": 64 << 20,
+        "inbox_prefix": endpoint.inbox_prefix.encode(),
+        "error_cb": quiet,
+        **callbacks,
+    }
+    if endpoint.seed is not None:
+        options["nkeys_seed_str"] = endpoint.seed
+    try:
+        return await nats.connect(**options)  # type: ignore[arg-type]
+    except (nats.errors.Error, OSError) as error:
+        raise LiveError(f"cannot connect to {endpoint.url} as {endpoint.name}: {error!r}") from error
+
+
+async def api(
+    connection: Nats, call: str, body: Mapping[str, object], timeout_s: float = 5.0
+) -> dict[str, object]:
+    """Call JetStream's API. Raises `LiveError` with what the server said."""
+    try:
+        answer = await connection.request(f"$JS.API.{call}", json.dumps(body).encode(), timeout=timeout_s)
+    except (nats.errors.Error, TimeoutError) as error:
+        raise LiveError(f"no answer to {call}: {error!r}") from error
+    told: dict[str, object] = json.loads(answer.data)
+    error_told = told.get("error")
+    if isinstance(error_told, dict):
+        raise LiveError(f"the server refused {call}: {error_told.get('description')}")
+    return told
+
+
+async def ensure_streams(connection: Nats, sizes: Sizes) -> None:
+    """Create the broker's streams, or bring their settings up to date."""
+    keep = {"retention": "limits", "storage": "file", "num_replicas": 1, "max_consumers": -1}
+    bounded = {**keep, "discard": "new"}
+    passing = {**keep, "discard": "old"}
+    wanted: list[dict[str, object]] = [
+        {
+            "name": IN,
+            "subjects": [f"{PUBLISH}.*"],
+            "max_bytes": sizes.published,
+            "duplicate_window": DUPLICATE_WINDOW_S * 10**9,
+            **bounded,
+        },
+        {
+            "name": OUT,
+            "subjects": [f"{LINK}.*", f"{DELIVER}.*", LOG],
+            "max_bytes": sizes.out,
+            "allow_atomic": True,
+            "allow_direct": True,
+            **bounded,
+            "max_consumers": _MOST_CONSUMERS,
+        },
+        {"name": REJECTED, "subjects": ["rejected.*"], "max_bytes": sizes.rejected, **passing},
+        {"name": SAMPLES, "subjects": ["samples.*"], "max_bytes": sizes.samples, **passing},
+    ]
+    listed = await api(connection, "STREAM.NAMES", {})
+    names = listed.get("streams")
+    there = set(names) if isinstance(names, list) else set()
+    for config in wanted:
+        verb = "UPDATE" if config["name"] in there else "CREATE"
+        await api(connection, f"STREAM.{verb}.{config['name']}", config)
+
+
+async def ensure_consumer(connection: Nats, stream: str, name: str, subject: str | None = None) -> None:
+    """Create a durable pull consumer; one that exists stays as it is."""
+    config: dict[str, object] = {
+        "durable_name": name,
+        "name": name,
+        "ack_policy": "all",
+        "ack_wait": _ACK_WAIT_S * 10**9,
+        "deliver_policy": "all",
+        "max_ack_pending": _MOST_UNACKNOWLEDGED,
+        "max_deliver": -1,
+        "max_waiting": 16,
+    }
+    if subject is not None:
+        config["filter_subject"] = subject
+    path = f"{stream}.{name}" + ("" if subject is None else f".{subject}")
+    await api(connection, f"CONSUMER.CREATE.{path}", {"stream_name": stream, "config": config})
+
+
+async def ensure_lanes(connection: Nats, neighbours: Iterable[str], clients: Iterable[str]) -> None:
+    """A consumer for every lane that is read from here."""
+    for broker in neighbours:
+        await ensure_consumer(connection, OUT, f"link_{token(broker)}", f"{LINK}.{token(broker)}")
+    for client in clients:
+        await ensure_consumer(connection, OUT, f"client_{token(client)}", f"{DELIVER}.{token(client)}")
