@@ -14,11 +14,12 @@ from ramify.content.subscriptions import Subscription
 from ramify.network.overlay import Link, Overlay
 from ramify.overlay.live.broker import Broker
 from ramify.overlay.live.client import LaneClient
-from ramify.overlay.live.security import Client
+from ramify.overlay.live.log import OutLog
+from ramify.overlay.live.security import Client, Router
 from ramify.overlay.live.server import Server
 from ramify.overlay.live.site import Site
 from ramify.overlay.live.steps import Node
-from ramify.overlay.live.streams import Sizes
+from ramify.overlay.live.streams import Sizes, api, connect
 from ramify.overlay.router import RoutingPlan
 from ramify.planning.plan import Plan
 from worlds import FILTERS, SCHEMA, World
@@ -78,6 +79,9 @@ class Running:
         for name in self.servers:
             self.start_broker(name)
         await asyncio.gather(*(broker.ready.wait() for broker in self.brokers.values()))
+        self.read(readers)
+
+    def read(self, readers: list[str]) -> None:
         for client in readers:
             self._tasks[f"reader {client}"] = asyncio.create_task(self._read(client))
 
@@ -135,6 +139,25 @@ class Running:
         return Counter(
             {(name, to): n for name, b in self.brokers.items() for to, n in b.counters.messages.items()}
         )
+
+    async def describe(self) -> list[str]:
+        """Where everything stands: for reading when a test fails."""
+        lines = []
+        for name, url in self.urls.items():
+            own = await connect(self.site.endpoint(Router(name), url))
+            log = OutLog(own)
+            recovered = await log.load()
+            published = (await api(own, "STREAM.INFO.IN", {}))["state"]["last_seq"]  # type: ignore[index]
+            lines.append(f"{name}: IN {published}, positions {dict(recovered.positions)} {recovered.begun}")
+            for listed in (await api(own, "CONSUMER.LIST.OUT", {}))["consumers"]:  # type: ignore[attr-defined]
+                lane = listed["config"]["filter_subject"]
+                lines.append(
+                    f"  {lane} ends {await log.number(lane)}, pending {listed['num_pending']}, "
+                    f"unacknowledged {listed['num_ack_pending']}, waiting {listed['num_waiting']}, "
+                    f"floor {listed['ack_floor']['stream_seq']}"
+                )
+            await own.close()
+        return lines
 
     def failed(self) -> list[BaseException]:
         done = [task for task in self._tasks.values() if task.done() and not task.cancelled()]

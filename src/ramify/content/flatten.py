@@ -37,6 +37,7 @@ __all__ = [
     "Parser",
     "Records",
     "TimeUnit",
+    "collector_paused",
     "decode",
     "decode_records",
     "depth",
@@ -74,7 +75,7 @@ def decode(
     to doubles. Reading the records again with that schema gives the same result. `inferred` says, for the
     messages only, that the schema comes from earlier records of this input.
     """
-    with _collector_paused():
+    with collector_paused():
         # Not kept in a variable: the values must be gone when the collector wakes up and counts.
         return tabulate(parse(records, mapping), records, schema, mapping, inferred=inferred)
 
@@ -132,7 +133,7 @@ def _repeated_keys(records: Records, group: Group, parsed: Parsed) -> dict[int, 
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Python's cycle collector scans all live objects again and again while a batch of dictionaries
     grows, which took a third of the time. Parsed JSON has no cycles, and a batch is bounded."""
     was_enabled = gc.isenabled()

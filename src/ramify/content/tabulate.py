@@ -21,7 +21,7 @@ from ramify.content.leaves import Leaf, Leaves
 from ramify.content.records import Fault, Records, spelled
 from ramify.content.timestamps import TimeUnit, from_epoch, parse_timestamps
 
-__all__ = ["MAX_ATTRIBUTES", "PLAIN", "FieldMapping", "Parsed", "tabulate"]
+__all__ = ["MAX_ATTRIBUTES", "PLAIN", "FieldMapping", "Parsed", "kind_of", "tabulate"]
 
 MAX_ATTRIBUTES = 1024
 """Inference stops adding columns here: a log with a new key in every record must not make a batch of
@@ -238,7 +238,7 @@ class _Assembly:
         fitted = _fit(value, kind)
         if fitted is not None:
             return fitted
-        if type(value) is list and _kind_of(value) is None:
+        if type(value) is list and kind_of(value) is None:
             self.untyped.append((path, row))
         elif kind in _NUMERIC and _is_huge(value):
             self._reject(row, RejectReason.NOT_FINITE, f"{path!r} is beyond the largest double")
@@ -253,7 +253,7 @@ class _Assembly:
         rows, values = leaf.rows.tolist(), leaf.values
         column, bad = parse_timestamps(_texts(values, leaf.kinds))
         for k in sorted({*bad, *_others(values)}):
-            if type(values[k]) is list and _kind_of(values[k]) is None:
+            if type(values[k]) is list and kind_of(values[k]) is None:
                 self.untyped.append((path, rows[k]))
                 continue
             text = f"{path!r} is {spelled(values[k])}; it must be an RFC 3339 time"
@@ -340,7 +340,7 @@ def _lists(
     return pa.ListArray.from_arrays(offsets, elements, mask=None if nulls is None else pa.array(nulls))
 
 
-def _kind_of(value: Any) -> AttributeType | None:
+def kind_of(value: Any) -> AttributeType | None:
     """The type that one JSON value suggests; None for null, empty arrays and arrays of no one type."""
     if type(value) is not list:
         return _KIND_OF.get(type(value))
@@ -359,7 +359,7 @@ def _infer(leaf: Leaf) -> AttributeType | None:
         return _KIND_OF[next(iter(kinds))]
     if not kinds:
         return None
-    first = next((kind for kind in map(_kind_of, leaf.in_order()) if kind is not None), None)
+    first = next((kind for kind in map(kind_of, leaf.in_order()) if kind is not None), None)
     if first is None and [] in leaf.values:
         # nothing tells the element type; absent would be wrong, since an empty array is not NULL
         return AttributeType.STRINGS
@@ -370,7 +370,7 @@ def _first_typed(leaf: Leaf) -> int:
     """The first row with a value that has a type."""
     if leaf.kinds.isdisjoint({_NONE, list}):
         return leaf.first_row()
-    typed = [_kind_of(value) is not None for value in leaf.values]
+    typed = [kind_of(value) is not None for value in leaf.values]
     if not any(typed):
         typed = [value == [] for value in leaf.values]
     return int(leaf.rows[typed].min())

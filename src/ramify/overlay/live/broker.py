@@ -23,7 +23,7 @@ from nats.aio.client import Client as Nats
 from ramify.errors import InputError, LiveError
 from ramify.overlay.live.intake import Limits, Published, Rejected
 from ramify.overlay.live.lanes import Inlet, Verdict
-from ramify.overlay.live.log import LogFullError, OutLog, Recovered
+from ramify.overlay.live.log import LogFullError, OutLog, Recovered, SupersededError
 from ramify.overlay.live.names import DELIVER, IN, LINK, LOG, OUT, name_of, token
 from ramify.overlay.live.pulling import Pulled, Puller
 from ramify.overlay.live.security import INFO
@@ -102,6 +102,7 @@ class _Input:
         self.connection = connection
         self.inlet = Inlet()
         self.due: Pulled | None = None
+        self.again: Pulled | None = None
         # to be delivered again from what is committed
         self.stale = False
         self.watched = False
@@ -130,16 +131,22 @@ class Broker:
         self.trouble = ""
 
     async def run(self) -> None:
-        """Serve until cancelled. Errors of servers are survived, mistakes in the set-up are raised."""
+        """Serve until cancelled; whatever servers do is survived.
+
+        Raises
+        ------
+        SupersededError
+            When another router of the same broker has started since.
+        """
         try:
-            self._own = await connect(self.config.server, reconnected_cb=self._again(IN))
+            self._own = await self._connected(IN, self.config.server)
             self._log = OutLog(self._own)
             await self._until_done(self._set_up)
             self._links = [
                 asyncio.create_task(self._link(name, endpoint))
                 for name, endpoint in self.config.neighbours.items()
             ]
-            await self._until_done(self._recover)
+            await self._until_done(self._take_over)
             self.ready.set()
             keeper = asyncio.create_task(self._keep())
             self._links.append(keeper)
@@ -156,15 +163,16 @@ class Broker:
         await ensure_consumer(own, IN, "router")
         await ensure_lanes(own, self.config.neighbours, self.config.clients)
         if IN not in self._inputs:
-            puller = Puller(own, IN, "router", self._arrived)
+            puller = Puller(own, IN, "router", self._arrived, f"$JS.API.CONSUMER.INFO.{IN}.router")
             await puller.start()
             self._inputs[IN] = _Input(IN, puller, own)
 
     async def _link(self, name: str, endpoint: Endpoint) -> None:
         """Read a neighbour's lane to here, from when its server and its router are there."""
-        connection = await connect(endpoint, reconnected_cb=self._again(name))
+        connection = await self._connected(name, endpoint)
         consumer = f"link_{token(self.config.name)}"
-        source = _Input(name, Puller(connection, OUT, consumer, self._arrived), connection)
+        puller = Puller(connection, OUT, consumer, self._arrived, f"{INFO}.{consumer}")
+        source = _Input(name, puller, connection)
         log = self._out
         while True:
             try:
@@ -179,6 +187,15 @@ class Broker:
         self._inputs[name] = source
         self._arrived.set()
 
+    async def _connected(self, name: str, endpoint: Endpoint) -> Nats:
+        """A connection, once its server is there."""
+        while True:
+            try:
+                return await connect(endpoint, reconnected_cb=self._again(name))
+            except LiveError as error:
+                self.trouble = str(error)
+                await asyncio.sleep(_RETRY_S[-1])
+
     def _again(self, name: str) -> Callable[[], Awaitable[None]]:
         async def stale() -> None:
             if name in self._inputs:
@@ -192,6 +209,8 @@ class Broker:
             try:
                 await what()
                 return
+            except SupersededError:
+                raise
             except (LiveError, nats.errors.Error, TimeoutError, OSError) as error:
                 self.trouble = repr(error)
                 await asyncio.sleep(_RETRY_S[min(attempt, len(_RETRY_S) - 1)])
@@ -220,7 +239,7 @@ class Broker:
     async def _refresh(self) -> None:
         """Have inputs delivered again whose connection was made anew, or that missed something."""
         for source in list(self._inputs.values()):
-            if source.stale:
+            if source.stale or source.puller.strayed:
                 source.stale = False
                 source.inlet.forget_taken(source.inlet.committed)
                 try:
@@ -234,6 +253,7 @@ class Broker:
     async def _step(self) -> None:
         published, linked = self._gather()
         if not published and not linked:
+            await self._acknowledge()
             return
         done = self.node.step(published, linked)
         await self._reject(done.rejected)
@@ -247,8 +267,14 @@ class Broker:
         self.counters.add(done)
         for source in list(self._inputs.values()):
             source.inlet.commit(source.inlet.taken)
-            if source.due is not None:
-                due, source.due = source.due, None
+        await self._acknowledge()
+
+    async def _acknowledge(self) -> None:
+        """Tell the servers what is safe."""
+        for source in list(self._inputs.values()):
+            due = source.due or source.again
+            source.due = source.again = None
+            if due is not None:
                 with contextlib.suppress(nats.errors.Error, OSError):
                     await source.puller.acknowledge(due.reply)
 
@@ -269,6 +295,8 @@ class Broker:
                     self._missed(source, number)
                     continue
                 if verdict is Verdict.OLD:
+                    if number <= source.inlet.committed and source.due is None:
+                        source.again = message  # its acknowledgement was lost
                     continue
                 room -= len(message.payload)
                 source.due = message
@@ -313,6 +341,12 @@ class Broker:
             }
             subject = f"rejected.{token(entry.client)}"
             await self._connection.request(subject, entry.raw, timeout=5, headers=headers)
+
+    async def _take_over(self) -> None:
+        """Become the one router of this broker."""
+        await self._out.load()
+        await self._out.claim()
+        await self._recover()
 
     async def _recover(self) -> None:
         """Go back to what the log says."""

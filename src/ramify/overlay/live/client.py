@@ -11,10 +11,11 @@ ones again.
 """
 
 import asyncio
+import contextlib
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 import nats.errors
@@ -22,16 +23,19 @@ import pyarrow as pa
 from nats.aio.client import Client as Nats
 
 from ramify.errors import LiveError
-from ramify.overlay.live.intake import decode_events, encode_events
+from ramify.overlay.live.frames import LINK_LIMITS, decode_events, encode_events
 from ramify.overlay.live.lanes import Inlet, Verdict
 from ramify.overlay.live.names import OUT, PUBLISH, token
 from ramify.overlay.live.pulling import Puller
+from ramify.overlay.live.security import INFO
 from ramify.overlay.live.streams import DUPLICATE_WINDOW_S, Endpoint, connect
 
 __all__ = ["Delivered", "LaneClient", "OutcomeUnknownError"]
 
 ARROW = "application/vnd.apache.arrow.stream"
 _TRY_S = 2.0
+_GAP_S = 0.5
+_WAIT_S = 0.2
 
 
 class OutcomeUnknownError(LiveError):
@@ -103,35 +107,68 @@ class LaneClient:
                 raise LiveError(f"the broker refused the publish: {told['error'].get('description')}")
             return int(told["seq"])
 
-    async def deliveries(self, after: int = 0) -> AsyncIterator[Delivered]:
-        """What comes on the lane after a number, in order, without end. See the module."""
+    async def deliveries(self, after: int | None = None) -> AsyncIterator[Delivered]:
+        """What comes on the lane after a number, in order, without end. See the module.
+
+        Without a number it goes on after what was acknowledged last.
+        """
         arrived = asyncio.Event()
-        puller = Puller(self._nats, OUT, f"client_{token(self.name)}", arrived)
-        inlet = Inlet(after)
+        consumer = f"client_{token(self.name)}"
+        puller = Puller(self._nats, OUT, consumer, arrived, f"{INFO}.{consumer}")
+        # where the lane stands is known, or shows in what comes first: it comes in order after a reset
+        known = after is not None or not await self._was_read()
+        inlet = Inlet(after or 0)
         await puller.start()
+        connections = -1
+        behind, since = 0, 0.0  # a number before which something is missing, and since when
         try:
             while True:
                 arrived.clear()
+                if not known and connections != self._nats.stats["reconnects"]:
+                    connections = self._nats.stats["reconnects"]
+                    await self._insist(puller.reset)
+                if puller.strayed or (behind > inlet.taken + 1 and time.monotonic() - since > _GAP_S):
+                    behind = 0
+                    await self._insist(puller.reset)
                 if not puller.buffer:
-                    await arrived.wait()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(arrived.wait(), _GAP_S)
                     continue
                 message = puller.take()
                 number = int(message.headers.get("L", "0"))
-                verdict = inlet.verdict(number)
+                if not known and connections == self._nats.stats["reconnects"]:
+                    inlet.forget_taken(number - 1)
+                    known = True
+                verdict = inlet.verdict(number) if known else Verdict.GAP
                 if verdict is Verdict.GAP:
-                    if not inlet.taken:  # a lane whose beginning has been purged: it was read before
-                        inlet.forget_taken(number - 1)
-                        inlet.verdict(number)
-                    else:
-                        await puller.reset()
-                        inlet.forget_taken(inlet.taken)
-                        continue
-                elif verdict is Verdict.OLD:
+                    behind, since = max(behind, number), since if behind else time.monotonic()
+                    continue
+                if verdict is Verdict.OLD:
                     await puller.acknowledge(message.reply)
                     continue
+                if inlet.taken >= behind:
+                    behind = 0
                 ids = tuple(json.loads(message.headers.get("F", "[]")))
-                yield Delivered(number, ids, decode_events(message.payload))
+                yield Delivered(number, ids, decode_events(message.payload, LINK_LIMITS))
                 inlet.commit(number)
                 await puller.acknowledge(message.reply)
         finally:
             await puller.stop()
+
+    async def _was_read(self) -> bool:
+        """Whether anything on the lane was ever acknowledged."""
+        subject = f"{INFO}.client_{token(self.name)}"
+        while True:
+            try:
+                told = json.loads((await self._nats.request(subject, b"", timeout=_TRY_S)).data)
+                return int(told["ack_floor"]["stream_seq"]) > 0
+            except (nats.errors.Error, TimeoutError, KeyError):
+                # its router makes the consumer: until then nothing can be read
+                await asyncio.sleep(_WAIT_S)
+
+    async def _insist(self, what: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                return await what()
+            except (LiveError, nats.errors.Error, TimeoutError):
+                await asyncio.sleep(_WAIT_S)

@@ -5,6 +5,7 @@ router (a replacement, or one that was stopped and woke up) cannot write after t
 `FencedError`, and must load the log again. Outputs of one write are there whole or not at all.
 
     L   the number on the lane            S   positions of the inputs, on the last message of a write
+    W   who wrote it, likewise            N   see `steps`
     G   in a step that needs several writes: the positions that it will reach, and so its name
 
 A step of more than `MOST_MESSAGES` outputs takes several writes. If the router dies between them, the log
@@ -26,7 +27,15 @@ from ramify.errors import LiveError
 from ramify.overlay.live.lanes import decode_positions, encode_positions
 from ramify.overlay.live.names import LOG, OUT
 
-__all__ = ["MOST_MESSAGES", "FencedError", "LogFullError", "OutLog", "Output", "Recovered"]
+__all__ = [
+    "MOST_MESSAGES",
+    "FencedError",
+    "LogFullError",
+    "OutLog",
+    "Output",
+    "Recovered",
+    "SupersededError",
+]
 
 MOST_MESSAGES = 900
 """Messages of one atomic write; the server takes 1,000."""
@@ -37,6 +46,10 @@ _FULL = {10077, 10047, 10023, 10025}  # bytes or messages of the stream, file st
 
 class FencedError(LiveError):
     """Another router has written to this broker's log."""
+
+
+class SupersededError(LiveError):
+    """Another router has taken this broker over: this one must end."""
 
 
 class LogFullError(LiveError):
@@ -72,6 +85,8 @@ class OutLog:
         self._begun: Mapping[str, int] | None = None
         # lanes of the step that was begun, when it is the next to be committed
         self._written: dict[str, bool] = {}
+        self._writer = uuid.uuid4().hex
+        self._claimed = False
 
     @property
     def positions(self) -> Mapping[str, int]:
@@ -83,13 +98,29 @@ class OutLog:
         """The sequence that the log ends with."""
         return self._last
 
+    async def claim(self) -> None:
+        """Take the broker over: a router that wrote before cannot write again, and will know why."""
+        marks = {"S": encode_positions(self._positions)}
+        if self._begun is not None:
+            marks["G"] = encode_positions(self._begun)
+        await self._write([Output(LOG, b"")], {}, marks)
+        self._claimed = True
+
     async def load(self) -> Recovered:
-        """Read where the log ends."""
+        """Read where the log ends.
+
+        Raises
+        ------
+        SupersededError
+            When another router has claimed the log since this one did.
+        """
         self._numbers, self._written = {}, {}
         info = await self._api(f"STREAM.INFO.{OUT}", {})
         assert info is not None
         self._last = int(info["state"]["last_seq"])
         headers = await self._headers({"seq": self._last}) if self._last else {}
+        if self._claimed and headers.get("W") != self._writer:
+            raise SupersededError("another router runs this broker now: this one ends")
         self._positions = decode_positions(headers.get("S", ""))
         self._begun = decode_positions(headers["G"]) if "G" in headers else None
         return Recovered(self._positions, self._begun)
@@ -155,7 +186,7 @@ class OutLog:
             messages.append((output, {**output.headers, **named, "L": str(number)}))
         if final and named:
             messages[-1][1].pop("G")
-        messages[-1][1].update(marks)
+        messages[-1][1].update(marks, W=self._writer)
         messages[0][1]["Nats-Expected-Last-Sequence"] = str(self._last)
         if len(messages) > 1:
             batch = uuid.uuid4().hex
@@ -183,9 +214,15 @@ class OutLog:
         if int(told.get("seq", 0)) != self._last + messages:
             raise FencedError(f"the log ends at {told.get('seq')}, not at {self._last + messages}")
 
-    async def purge(self, lane: str, keep_from: int) -> None:
-        """Forget the messages of a lane before a stream sequence."""
-        await self._api(f"STREAM.PURGE.{OUT}", {"filter": lane, "seq": keep_from})
+    async def purge(self, lane: str, floor: int) -> None:
+        """Forget the messages of a lane before a stream sequence, but never the last: it has the number.
+
+        A reader's floor may lie far behind its lane's end: it moves on when others write.
+        """
+        told = await self._api(f"STREAM.MSG.GET.{OUT}", {"last_by_subj": lane}, missing=10037)
+        if told is not None:
+            keep_from = min(floor, int(told["message"]["seq"]))
+            await self._api(f"STREAM.PURGE.{OUT}", {"filter": lane, "seq": keep_from})
 
     async def _headers(self, wanted: Mapping[str, object]) -> dict[str, str]:
         """The headers of one message; none if there is no such message."""

@@ -17,6 +17,7 @@ __all__ = [
     "LINK",
     "LOG",
     "MOST_BYTES",
+    "MOST_TOKEN",
     "OUT",
     "PUBLISH",
     "REJECTED",
@@ -38,7 +39,10 @@ LINK, DELIVER, LOG = "out.link", "out.deliver", "out.log"
 CLIENT = "client"
 
 MOST_BYTES = 128
-"""A name's longest UTF-8: its token, and the subjects made of it, stay short."""
+"""A name's longest UTF-8."""
+
+MOST_TOKEN = 200
+"""The longest token: consumers and files are named by it, and such names have less than 256 bytes."""
 
 _PLAIN = re.compile(rb"[A-Za-z0-9_-]")
 _ESCAPED = re.compile(r"=([0-9A-F]{2})")
@@ -53,7 +57,13 @@ def token(name: str) -> str:
     if not 0 < len(data) <= MOST_BYTES:
         raise InputError(f"a name has 1 to {MOST_BYTES} bytes; {name[:40]!r} has {len(data)}")
     bytes_ = (data[i : i + 1] for i in range(len(data)))
-    return "".join(b.decode() if _PLAIN.match(b) else f"={b[0]:02X}" for b in bytes_)
+    text = "".join(b.decode() if _PLAIN.match(b) else f"={b[0]:02X}" for b in bytes_)
+    if len(text) > MOST_TOKEN:
+        raise InputError(
+            f"the name {name[:40]!r} takes {len(text)} characters as a token, at most {MOST_TOKEN} are "
+            "allowed; use fewer characters other than ASCII letters, digits, - and _"
+        )
+    return text
 
 
 def name_of(text: str) -> str:

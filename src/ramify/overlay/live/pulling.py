@@ -11,6 +11,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+import nats.errors
 from nats.aio.client import Client as Nats
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
@@ -21,6 +22,9 @@ __all__ = ["Pulled", "Puller"]
 
 _EXPIRES_S = 5.0
 _GRACE_S = 2.0
+_QUIET_S = 3.0
+# a request for fewer bytes than a message has gets nothing, for ever; servers take 8 MiB
+_LARGEST_MESSAGE = 12 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ class Puller:
         stream: str,
         consumer: str,
         arrived: asyncio.Event,
+        info: str,
         *,
         most_bytes: int = 4 << 20,
         most_messages: int = 512,
@@ -50,14 +55,19 @@ class Puller:
         self._nats = connection
         self._path = f"{stream}.{consumer}"
         self._arrived = arrived
+        self._info = info
         self._most_bytes, self._most_messages = most_bytes, most_messages
         self.buffer: deque[Pulled] = deque()
         self._bytes = 0
         self._asked = 0
         self._asked_at = 0.0
+        self._reconnects = connection.stats["reconnects"]
         self._changed = asyncio.Event()
         self._inbox: Subscription | None = None
         self._filler: asyncio.Task[None] | None = None
+        self._came_at = time.monotonic()
+        # the server handed something out that did not come: to a request of an earlier reader, say
+        self.strayed = False
         # messages that came more than once, as the server counts deliveries
         self.redelivered = 0
 
@@ -81,6 +91,7 @@ class Puller:
         The buffer starts empty. Messages that were under way may still come before those: numbers tell.
         """
         self.buffer.clear()
+        self.strayed = False
         self._bytes = self._asked = 0
         answer = await self._nats.request(f"$JS.API.CONSUMER.RESET.{self._path}", b"", timeout=5)
         error = json.loads(answer.data).get("error")
@@ -112,7 +123,7 @@ class Puller:
         self.buffer.append(Pulled(sequence, message.subject, headers, message.data, message.reply))
         self._bytes += len(message.data)
         self._asked = max(0, self._asked - 1)
-        self._asked_at = time.monotonic()
+        self._asked_at = self._came_at = time.monotonic()
         self._arrived.set()
         if self._asked == 0:
             self._changed.set()
@@ -121,20 +132,38 @@ class Puller:
         while True:
             self._changed.clear()
             late = time.monotonic() - self._asked_at > _EXPIRES_S + _GRACE_S
+            if self._nats.stats["reconnects"] != self._reconnects:  # what was asked for is forgotten
+                self._reconnects, late = self._nats.stats["reconnects"], True
             room = self._bytes < self._most_bytes and len(self.buffer) < self._most_messages
             if room and (self._asked == 0 or late) and self._nats.is_connected:
                 await self._ask()
             try:
-                await asyncio.wait_for(self._changed.wait(), 1.0)
+                # not wait_for: before Python 3.12 it can swallow a cancellation, and stop() waits for good
+                async with asyncio.timeout(1.0):
+                    await self._changed.wait()
             except TimeoutError:
-                continue
+                await self._look_for_strays()
+
+    async def _look_for_strays(self) -> None:
+        """Once it has been quiet for a while: was anything handed out that is not acknowledged?"""
+        if self.buffer or time.monotonic() - self._came_at < _QUIET_S or not self._nats.is_connected:
+            return
+        try:
+            told = json.loads((await self._nats.request(self._info, b"", timeout=1.0)).data)
+        except (nats.errors.Error, TimeoutError):
+            return
+        quiet = time.monotonic() - self._came_at >= _QUIET_S
+        if quiet and told.get("num_ack_pending", 0) > 0:
+            self._came_at = time.monotonic()
+            self.strayed = True
+            self._arrived.set()
 
     async def _ask(self) -> None:
         assert self._inbox is not None
         self._asked, self._asked_at = self._most_messages, time.monotonic()
         body = {
             "batch": self._most_messages,
-            "max_bytes": self._most_bytes,
+            "max_bytes": max(self._most_bytes, _LARGEST_MESSAGE),
             "expires": int(_EXPIRES_S * 1e9),
         }
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._path}"

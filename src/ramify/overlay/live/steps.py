@@ -18,28 +18,24 @@ import base64
 import binascii
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from ramify.errors import InputError
+from ramify.errors import InputError, LimitError
 from ramify.overlay.headers import Header, Kind
-from ramify.overlay.live.intake import (
-    Limits,
-    Published,
-    Rejected,
-    concat,
-    decode_events,
-    encode_events,
-    take_in_by_client,
-)
+from ramify.overlay.live.frames import LINK_LIMITS, Limits, concat, decode_events, encode_events, split
+from ramify.overlay.live.intake import Published, Rejected, take_in_by_client
 from ramify.overlay.live.log import Output
 from ramify.overlay.live.names import DELIVER, LINK, token
 from ramify.overlay.router import Frame, Router, RoutingPlan
 
 __all__ = ["Linked", "Node", "Stepped"]
+
+# Joined frames must pass the limits of their readers and of servers, however many waited.
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +115,8 @@ class Node:
                 epoch, header = _read_headers(message.headers)
                 if epoch not in self._routers:
                     raise InputError(f"epoch {epoch} is not known here; known are {sorted(self._routers)}")
-                events = decode_events(message.payload, self._limits)
-            except InputError as error:
+                events = decode_events(message.payload, LINK_LIMITS)
+            except (InputError, LimitError) as error:
                 raw = message.payload[: 64 << 10]
                 done.rejected.append(
                     Rejected(message.sender, message.number, None, "bad_frame", str(error), raw)
@@ -147,21 +143,20 @@ class Node:
             assert onward.header is not None
             key = (overlay.brokers[to], epoch, onward.header)
             sends.setdefault(key, []).append(onward.events)
-        # client -> row -> the subscriptions that it is for
-        wanted: dict[str, dict[int, list[str]]] = {}
+        # client -> (rows, the subscriptions that they are for), one per class
+        wanted: dict[str, list[tuple[npt.NDArray[np.int64], list[str]]]] = {}
         for delivery in routed.deliveries:
+            mine: dict[str, list[str]] = {}
             for subscription in routing.plan.classes.members[delivery.class_id]:
-                rows = wanted.setdefault(subscription.client, {})
-                for row in delivery.rows.tolist():
-                    rows.setdefault(row, []).append(subscription.id)
+                mine.setdefault(subscription.client, []).append(subscription.id)
                 done.deliveries += len(delivery.rows)
-        for client, rows in wanted.items():
-            groups: dict[tuple[str, ...], list[int]] = {}
-            for row in sorted(rows):
-                groups.setdefault(tuple(sorted(rows[row])), []).append(row)
-            for ids, members in groups.items():
-                part = frame.events.take(pa.array(members))
-                hands.setdefault((client, ids), []).append(part)
+            for client, ids in mine.items():
+                wanted.setdefault(client, []).append((delivery.rows, ids))
+        for client, parts in wanted.items():
+            for names, rows in _by_subscriptions(parts):
+                events = frame.events
+                part = events if len(rows) == events.num_rows else events.take(rows)
+                hands.setdefault((client, names), []).append(part)
 
     def _write(
         self,
@@ -170,7 +165,7 @@ class Node:
         done: Stepped,
     ) -> None:
         for (to, epoch, header), batches in sends.items():
-            for events in concat(batches):
+            for events in self._pieces(batches):
                 payload = encode_events(events)
                 headers = _headers(epoch, header, events.num_rows)
                 done.outputs.append(Output(f"{LINK}.{token(to)}", payload, headers))
@@ -178,10 +173,34 @@ class Node:
                 done.payload[to] += int(np.asarray(events.column("_size_bytes")).sum())
                 done.wire[to] += len(payload) + sum(len(k) + len(v) + 4 for k, v in headers.items())
         for (client, ids), batches in hands.items():
-            for events in concat(batches):
+            for events in self._pieces(batches):
                 headers = {"N": str(events.num_rows), "F": json.dumps(ids)}
                 lane = f"{DELIVER}.{token(client)}"
                 done.outputs.append(Output(lane, encode_events(events), headers))
+
+    def _pieces(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The batches joined where they agree, each small enough for whoever reads it."""
+        for events in concat(batches):
+            yield from split(events)
+
+
+def _by_subscriptions(
+    parts: list[tuple[npt.NDArray[np.int64], list[str]]],
+) -> Iterator[tuple[tuple[str, ...], npt.NDArray[np.int64]]]:
+    """The rows of a client that are for the same subscriptions, ascending, in the order of their first."""
+    if len(parts) == 1:  # no work per event where one filter wants many
+        ((rows, ids),) = parts
+        yield tuple(sorted(ids)), rows
+        return
+    at: dict[int, list[str]] = {}
+    for rows, ids in parts:
+        for row in rows.tolist():
+            at.setdefault(row, []).extend(ids)
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for row in sorted(at):
+        groups.setdefault(tuple(sorted(at[row])), []).append(row)
+    for names, members in groups.items():
+        yield names, np.array(members)
 
 
 def _headers(epoch: int, header: Header, events: int) -> dict[str, str]:

@@ -1,0 +1,171 @@
+"""The fenced log: one writer, whole writes, steps that survive a crash in their middle, purging."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from nats.aio.client import Client as Nats
+
+from ramify.errors import LiveError
+from ramify.network.overlay import Link, Overlay
+from ramify.overlay.live import log as log_module
+from ramify.overlay.live.log import FencedError, LogFullError, OutLog, Output, SupersededError
+from ramify.overlay.live.security import Router
+from ramify.overlay.live.site import Site
+from ramify.overlay.live.streams import Sizes, api, connect, ensure_streams
+
+SMALL = Sizes(published=1 << 20, out=1 << 20, rejected=1 << 20, samples=1 << 20)
+
+
+@asynccontextmanager
+async def server(directory: Path) -> AsyncIterator[Nats]:
+    overlay = Overlay.build("pair", ["a", "b"], [Link("a", "b", 1.0, 1.0, 1.0)])
+    site = Site(overlay, directory, {}, SMALL)
+    running = site.server("a")
+    await running.start()
+    connection = await connect(site.endpoint(Router("a"), running.url))
+    try:
+        await ensure_streams(connection, SMALL)
+        yield connection
+    finally:
+        await connection.close()
+        await running.stop()
+
+
+def with_server(directory: Path, what: Callable[[Nats], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with server(directory) as connection:
+            await what(connection)
+
+    asyncio.run(run())
+
+
+def outputs(*lanes: str) -> list[Output]:
+    return [Output(f"out.link.{lane}", f"{lane}{i}".encode()) for i, lane in enumerate(lanes)]
+
+
+def test_positions_and_numbers_come_back(tmp_path: Path) -> None:
+    async def what(connection: Nats) -> None:
+        log = OutLog(connection)
+        assert (await log.load()).positions == {}
+        await log.commit(outputs("x"), {"IN": 1})
+        await log.commit(outputs("x", "y", "x"), {"IN": 4, "b": 2})
+        await log.commit([], {"IN": 5, "b": 2})
+        again = OutLog(connection)
+        recovered = await again.load()
+        assert dict(recovered.positions) == {"IN": 5, "b": 2}
+        assert recovered.begun is None
+        assert [await again.number(f"out.link.{lane}") for lane in "xyz"] == [3, 1, 0]
+
+    with_server(tmp_path, what)
+
+
+def test_a_second_writer_is_fenced_and_a_superseded_one_is_told(tmp_path: Path) -> None:
+    async def what(connection: Nats) -> None:
+        old, new = OutLog(connection), OutLog(connection)
+        await old.load()
+        await old.claim()
+        await old.commit(outputs("x"), {"IN": 1})
+        await new.load()
+        await new.claim()
+        for several in (outputs("x"), outputs("x", "y")):
+            with pytest.raises(LiveError):
+                await old.commit(several, {"IN": 2})
+        with pytest.raises(SupersededError):
+            await old.load()
+        await new.commit(outputs("x", "y"), {"IN": 2})
+        assert await new.number("out.link.x") == 2
+
+    with_server(tmp_path, what)
+
+
+def test_one_output_of_a_fenced_writer_is_refused_as_such(tmp_path: Path) -> None:
+    async def what(connection: Nats) -> None:
+        first, second = OutLog(connection), OutLog(connection)
+        await first.load()
+        await second.load()
+        await first.commit(outputs("x"), {"IN": 1})
+        with pytest.raises(FencedError):
+            await second.commit(outputs("x"), {"IN": 1})
+
+    with_server(tmp_path, what)
+
+
+@pytest.mark.parametrize("written", [1, 2])
+def test_a_step_cut_between_its_writes_is_finished_without_doubles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    monkeypatch.setattr(log_module, "MOST_MESSAGES", 2)
+    wanted = outputs("a", "b", "c", "d", "e", "a")
+
+    async def what(connection: Nats) -> None:
+        log = OutLog(connection)
+        await log.load()
+        await log.commit(outputs("a"), {"IN": 1})
+        write, calls = log._write, 0
+
+        async def dying(*args: object, **more: object) -> None:
+            nonlocal calls
+            calls += 1
+            if calls > written:
+                raise LiveError("died")
+            await write(*args, **more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(log, "_write", dying)
+        with pytest.raises(LiveError, match="died"):
+            await log.commit(wanted, {"IN": 9})
+        after = OutLog(connection)
+        recovered = await after.load()
+        assert dict(recovered.positions) == {"IN": 1}
+        assert recovered.begun is not None
+        assert dict(recovered.begun) == {"IN": 9}
+        await after.claim()  # a claim does not hide that a step was begun
+        assert dict((await after.load()).begun or {}) == {"IN": 9}
+        with pytest.raises(LiveError, match="finished first"):
+            await after.commit(wanted, {"IN": 8})
+        await after.commit(wanted, {"IN": 9})
+        last = OutLog(connection)
+        done = await last.load()
+        assert (dict(done.positions), done.begun) == ({"IN": 9}, None)
+        assert [await last.number(f"out.link.{lane}") for lane in "abcde"] == [3, 1, 1, 1, 1]
+
+    with_server(tmp_path, what)
+
+
+def test_purging_keeps_the_last_of_a_lane_wherever_its_readers_floor_is(tmp_path: Path) -> None:
+    async def what(connection: Nats) -> None:
+        log = OutLog(connection)
+        await log.load()
+        for _ in range(5):
+            await log.commit(outputs("quiet"), {"IN": 1})
+        for _ in range(5):
+            await log.commit(outputs("busy"), {"IN": 2})
+        await log.purge("out.link.quiet", log.last)
+        await log.purge("out.link.busy", log.last - 2)
+        again = OutLog(connection)
+        await again.load()
+        assert [await again.number(f"out.link.{lane}") for lane in ("quiet", "busy")] == [5, 5]
+        told = await api(connection, "STREAM.INFO.OUT", {})
+        assert told["state"]["messages"] == 4  # type: ignore[index]
+
+    with_server(tmp_path, what)
+
+
+def test_a_full_log_says_so_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    async def what(connection: Nats) -> None:
+        log = OutLog(connection)
+        await log.load()
+        big = [Output("out.link.x", bytes(300_000))]
+        for k in (1, 2, 3):
+            await log.commit(big, {"IN": k})
+        with pytest.raises(LogFullError):
+            await log.commit(big, {"IN": 4})
+        recovered = await log.load()
+        assert recovered.positions["IN"] == 3
+        await log.purge("out.link.x", log.last)
+        await log.commit(big, {"IN": 4})
+        assert await log.number("out.link.x") == 4
+
+    with_server(tmp_path, what)
