@@ -270,6 +270,21 @@ def test_a_watch_notices_what_vanished_without_a_trace_during_an_outage(
     play(tmp_path, scenario)
 
 
+def test_a_watch_ends_with_its_store(tmp_path: Path) -> None:
+    async def scenario(site: Site) -> None:
+        store = await site.store()
+        watch = store.watch("w")
+        assert await anext(watch) is INITIAL
+        following = asyncio.create_task(anext(watch, None))
+        await asyncio.sleep(0)
+        await store.close()
+        assert await following is None
+        with pytest.raises(LiveError, match="Connect again"):
+            await anext(store.watch("w"))
+
+    play(tmp_path, scenario)
+
+
 def test_large_values_come_back_whole_and_leave_no_chunks(tmp_path: Path) -> None:
     async def scenario(site: Site) -> None:
         store, other = await site.store("c0"), await site.store("c1")
@@ -329,6 +344,27 @@ def test_readers_of_a_large_value_see_one_write_or_another(tmp_path: Path) -> No
         await asyncio.gather(*(write(store, seed) for seed, store in enumerate(stores[:2])))
         done = True
         assert await reader > 0
+
+    play(tmp_path, scenario)
+
+
+def test_a_write_whose_chunks_were_removed_meanwhile_does_not_come_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(site: Site) -> None:
+        slow, quick = await site.store("c0"), await site.store("c1")
+        real = Store._write
+
+        async def overtaken(self: Store, key: str, *given: object) -> int:
+            if self is slow and key == "p":
+                await quick.put_large("p", b"other")
+                await quick.delete("p")
+            return await real(self, key, *given)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(Store, "_write", overtaken)
+        with pytest.raises(ConflictError):
+            await slow.put_large("p", b"late")
+        assert await slow.get_large("p") is None
 
     play(tmp_path, scenario)
 

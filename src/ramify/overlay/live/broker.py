@@ -41,6 +41,9 @@ from ramify.overlay.live.streams import (
 
 __all__ = ["Broker", "BrokerConfig", "Counters"]
 
+CLIENTS = "*"
+"""The input of what clients publish, among those of neighbours: no token is like it."""
+
 _MOST_STEP_BYTES = 8 << 20
 _MOST_STEP_MESSAGES = 512
 _PURGE_EVERY_S = 5.0
@@ -108,7 +111,12 @@ class _Input:
         self.watched = False
 
     def number(self, message: Pulled) -> int:
-        return message.sequence if self.name == IN else int(message.headers.get("L", "0"))
+        return message.sequence if self.name == CLIENTS else int(message.headers.get("L", "0"))
+
+    @property
+    def key(self) -> str:
+        """Its name in positions."""
+        return self.name if self.name == CLIENTS else token(self.name)
 
 
 class Broker:
@@ -139,14 +147,15 @@ class Broker:
             When another router of the same broker has started since.
         """
         try:
-            self._own = await self._connected(IN, self.config.server)
+            self._own = await self._connected(CLIENTS, self.config.server)
             self._log = OutLog(self._own)
             await self._until_done(self._set_up)
+            await self._until_done(self._take_over)
+            # only now: what they need is where the log says that their lanes stand
             self._links = [
                 asyncio.create_task(self._link(name, endpoint))
                 for name, endpoint in self.config.neighbours.items()
             ]
-            await self._until_done(self._take_over)
             self.ready.set()
             keeper = asyncio.create_task(self._keep())
             self._links.append(keeper)
@@ -162,10 +171,10 @@ class Broker:
         await ensure_streams(own, self.config.sizes)
         await ensure_consumer(own, IN, "router")
         await ensure_lanes(own, self.config.neighbours, self.config.clients)
-        if IN not in self._inputs:
+        if CLIENTS not in self._inputs:
             puller = Puller(own, IN, "router", self._arrived, f"$JS.API.CONSUMER.INFO.{IN}.router")
             await puller.start()
-            self._inputs[IN] = _Input(IN, puller, own)
+            self._inputs[CLIENTS] = _Input(CLIENTS, puller, own)
 
     async def _link(self, name: str, endpoint: Endpoint) -> None:
         """Read a neighbour's lane to here, from when its server and its router are there."""
@@ -173,7 +182,6 @@ class Broker:
         consumer = f"link_{token(self.config.name)}"
         puller = Puller(connection, OUT, consumer, self._arrived, f"{INFO}.{consumer}")
         source = _Input(name, puller, connection)
-        log = self._out
         while True:
             try:
                 # its router makes the consumer: until then there is nothing to read
@@ -181,9 +189,10 @@ class Broker:
                 break
             except (nats.errors.Error, TimeoutError):
                 await asyncio.sleep(0.2)
-        source.inlet.forget_taken(log.positions.get(token(name), 0))
-        source.stale = True
         await source.puller.start()
+        # nothing may come between these: a position that is out of date would lose or double events
+        source.inlet.forget_taken(self._out.positions.get(source.key, 0))
+        source.stale = True
         self._inputs[name] = source
         self._arrived.set()
 
@@ -225,7 +234,7 @@ class Broker:
             if not any(source.puller.buffer for source in self._inputs.values()):
                 await self._arrived.wait()
                 return
-            if self._busy and self.config.linger_s and len(self._inputs[IN].puller.buffer) < 64:
+            if self._busy and self.config.linger_s and len(self._inputs[CLIENTS].puller.buffer) < 64:
                 await asyncio.sleep(self.config.linger_s)
             await self._step()
         except LogFullError:
@@ -246,7 +255,7 @@ class Broker:
                     await source.puller.reset()
                 except (LiveError, nats.errors.Error, TimeoutError, OSError):
                     source.stale = True
-                    if source.name == IN:
+                    if source.name == CLIENTS:
                         raise
                     asyncio.get_running_loop().call_later(0.5, self._arrived.set)
 
@@ -259,7 +268,7 @@ class Broker:
         await self._reject(done.rejected)
         positions = {
             **self._out.positions,
-            **{token(source.name): source.inlet.taken for source in self._inputs.values()},
+            **{source.key: source.inlet.taken for source in self._inputs.values()},
         }
         await self._out.commit(done.outputs, positions)
         self._begun = None
@@ -284,7 +293,7 @@ class Broker:
         linked: list[Linked] = []
         room = _MOST_STEP_BYTES
         for source in list(self._inputs.values()):
-            last = None if self._begun is None else self._begun.get(token(source.name), 0)
+            last = None if self._begun is None else self._begun.get(source.key, 0)
             while source.puller.buffer and room > 0 and len(published) + len(linked) < _MOST_STEP_MESSAGES:
                 if last is not None and source.inlet.taken >= last:
                     break
@@ -300,7 +309,7 @@ class Broker:
                     continue
                 room -= len(message.payload)
                 source.due = message
-                if source.name == IN:
+                if source.name == CLIENTS:
                     published.append(_published(message))
                 else:
                     linked.append(Linked(source.name, number, message.headers, message.payload))
@@ -326,7 +335,7 @@ class Broker:
     def _complete(self) -> bool:
         assert self._begun is not None
         wanted = self._begun.items()
-        here = {token(source.name): source.inlet.taken for source in self._inputs.values()}
+        here = {source.key: source.inlet.taken for source in self._inputs.values()}
         before = self._out.positions
         return all(here.get(name, before.get(name, 0)) >= last for name, last in wanted)
 
@@ -354,7 +363,7 @@ class Broker:
         self._begun = recovered.begun
         for source in list(self._inputs.values()):
             source.due = None
-            source.inlet.forget_taken(recovered.positions.get(token(source.name), 0))
+            source.inlet.forget_taken(recovered.positions.get(source.key, 0))
             source.stale = True
         await self._refresh()
 
@@ -379,7 +388,7 @@ class Broker:
             if seq > 1:
                 await self._out.purge(lane, seq)
         await self._out.purge(LOG, self._out.last)
-        committed = self._inputs[IN].inlet.committed
+        committed = self._inputs[CLIENTS].inlet.committed
         info = await api(own, f"STREAM.INFO.{IN}", {})
         state = info.get("state")
         full = isinstance(state, dict) and int(state["bytes"]) > self.config.sizes.published // 2

@@ -132,7 +132,8 @@ class LaneClient:
                     await self._insist(puller.reset)
                 if not puller.buffer:
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(arrived.wait(), _GAP_S)
+                        async with asyncio.timeout(_GAP_S):
+                            await arrived.wait()
                     continue
                 message = puller.take()
                 number = int(message.headers.get("L", "0"))

@@ -146,7 +146,18 @@ class Store:
         Without one the key must not exist; with `force` it may, and whatever is there is replaced. Raises
         `ConflictError` when that does not hold.
         """
-        return await self._put(_checked(key), value, revision, force, {})
+        if revision is not None:
+            return await self._write(_checked(key), value, revision, {})
+        for _ in range(_TRIES):
+            found = await self._last(_checked(key))
+            if found is not None and found.value is not None and not force:
+                raise ConflictError(
+                    f"{key} exists at revision {found.revision}: read it, then replace that"
+                )
+            # the mark of a deletion may go meanwhile: then the key is still free
+            with contextlib.suppress(ConflictError):
+                return await self._write(key, value, found.revision if found else 0, {})
+        raise ConflictError(f"{key} is written by others without a pause: try again later")
 
     async def delete(self, key: str, revision: int | None = None) -> None:
         """Delete a key, also one of a large value; at `revision` when one is given. One that is not there
@@ -158,7 +169,8 @@ class Store:
             return
         marks = {"KV-Operation": "DEL", "Nats-TTL": f"{_MARKER_S}s"}
         at = await self._write(key, b"", found.revision if revision is None else revision, marks)
-        await self._sweep(key, at, ())
+        if _is_index(found.value):
+            await self._sweep(key, at, [])
 
     async def keys(self, prefix: str) -> list[str]:
         """The keys that are a prefix or below it, sorted."""
@@ -167,15 +179,21 @@ class Store:
     async def _revisions(self, prefix: str, *, chunks: bool = False) -> dict[str, int]:
         watch = _Watch(self, _checked(prefix, chunks=chunks), headers_only=True)
         found: dict[str, int] = {}
-        async with asyncio.timeout(10 * self._timeout_s), contextlib.aclosing(watch.changes()) as changes:
-            async for change in changes:
-                if change is INITIAL:
-                    break
-                if change.value is None:
-                    found.pop(change.key, None)
-                else:
-                    found[change.key] = change.revision
-        return found
+        try:
+            async with (
+                asyncio.timeout(10 * self._timeout_s),
+                contextlib.aclosing(watch.changes()) as changes,
+            ):
+                async for change in changes:
+                    if change is INITIAL:
+                        return found
+                    if change.value is None:
+                        found.pop(change.key, None)
+                    else:
+                        found[change.key] = change.revision
+        except TimeoutError:
+            pass
+        raise LiveError(f"the control server did not list {prefix} in {10 * self._timeout_s:g} s")
 
     def watch(self, prefix: str) -> AsyncGenerator[Change, None]:
         """The values of a prefix and below it, `INITIAL`, then changes until it is closed.
@@ -198,19 +216,21 @@ class Store:
         """
         if len(value) > _MOST_LARGE_BYTES:
             raise InputError(f"{key} has {len(value)} bytes; a value has at most {_MOST_LARGE_BYTES}")
-        if force:
-            # now, not when the index is written: see above
+        if revision is None:
+            # what is there now, not when the index is written: see above
             found = await self._last(_checked(key))
-            revision = None if found is None or found.value is None else found.revision
-        packed = zlib.compress(value, 6)
+            if found is not None and found.value is not None and not force:
+                raise ConflictError(
+                    f"{key} exists at revision {found.revision}: read it, then replace that"
+                )
+            revision = 0 if found is None else found.revision
         size = min(_MOST_CHUNK_BYTES, self._nats.max_payload // 2)
-        parts = [packed[at : at + size] for at in range(0, len(packed), size)]
-        names = [hashlib.sha256(part).hexdigest() for part in parts]
-        for name, part in zip(names, parts, strict=True):
+        # beside the loop: leases must be renewed meanwhile
+        index, parts = await asyncio.to_thread(_packed, value, size)
+        for name, part in zip(index.chunks, parts, strict=True):
             await self._write(f"{_CHUNKS}.{_checked(key)}.{name}", part, None, {})
-        index = _Index(len(value), hashlib.sha256(value).hexdigest(), names)
-        at = await self._put(key, msgspec.json.encode(index), revision, False, {})
-        await self._sweep(key, at, names)
+        at = await self._write(key, msgspec.json.encode(index), revision, {})
+        await self._sweep(key, at, index.chunks)
         return at
 
     async def get_large(self, key: str) -> tuple[bytes, int] | None:
@@ -238,20 +258,10 @@ class Store:
             part = await self._last(f"{_CHUNKS}.{key}.{name}")
             if part is None or part.value is None:
                 return None
-            if hashlib.sha256(part.value).hexdigest() != name:
-                raise LiveError(f"{key} has a damaged chunk in the store: write it again")
             parts.append(part.value)
-        unpack = zlib.decompressobj()
-        try:
-            # one more than it should be: what claims to be small must not fill the memory
-            value = unpack.decompress(b"".join(parts), index.size + 1)
-        except zlib.error as error:
-            raise LiveError(f"{key} cannot be unpacked: {error}. Write it again") from None
-        if len(value) != index.size or hashlib.sha256(value).hexdigest() != index.sha256:
-            raise LiveError(f"{key} is not what was written, by its hash: write it again")
-        return value
+        return await asyncio.to_thread(_unpacked, key, index, parts)
 
-    async def _sweep(self, key: str, below: int, kept: list[str] | tuple[()]) -> None:
+    async def _sweep(self, key: str, below: int, kept: list[str]) -> None:
         """Remove chunks that are older than an index and not in it, without a mark."""
         prefix = f"{_CHUNKS}.{key}"
         for chunk, revision in (await self._revisions(prefix, chunks=True)).items():
@@ -305,34 +315,16 @@ class Store:
                 return None
             raise
         message = told.get("message")
+        if not isinstance(message, dict):
+            raise LiveError(f"the control server's answer about {key} has no message")
         try:
-            assert isinstance(message, dict)
             headers = base64.b64decode(message.get("hdrs", "")).decode("ascii", "replace")
             value = base64.b64decode(message.get("data", ""))
             revision = int(message["seq"])
-        except (AssertionError, KeyError, ValueError, binascii.Error) as error:
+        except (KeyError, ValueError, TypeError, binascii.Error) as error:
             raise LiveError(f"the control server's answer about {key} is unreadable: {error!r}") from None
         gone = re.search(r"^(KV-Operation|Nats-Marker-Reason):", headers, re.MULTILINE)
         return _Last(None if gone else value, revision)
-
-    async def _put(
-        self, key: str, value: bytes, revision: int | None, force: bool, marks: Mapping[str, str]
-    ) -> int:
-        if revision is not None:
-            return await self._write(key, value, revision, marks)
-        for attempt in range(_TRIES):
-            found = await self._last(key)
-            if found is not None and found.value is not None and not force:
-                raise ConflictError(
-                    f"{key} exists at revision {found.revision}: read it, then replace that"
-                )
-            try:
-                return await self._write(key, value, found.revision if found else 0, marks)
-            except ConflictError:
-                # the mark of a deletion may have gone meanwhile: then the key is still free
-                if attempt == _TRIES - 1:
-                    raise
-        raise AssertionError("unreachable")
 
     async def _write(self, key: str, value: bytes, expected: int | None, marks: Mapping[str, str]) -> int:
         headers = dict(marks)
@@ -424,6 +416,8 @@ class _Watch:
                                 told = True
                                 yield INITIAL
                 except LiveError:
+                    if self._store._nats.is_closed and not self._ended:
+                        raise
                     await asyncio.sleep(_RETRY_S)
         finally:
             self._store._watches.discard(self)
@@ -448,7 +442,10 @@ class _Watch:
         self._queue = asyncio.Queue(1_000)
         queue = self._queue
         inbox = connection.new_inbox()
-        subscription = await connection.subscribe(inbox, cb=queue.put)
+        try:
+            subscription = await connection.subscribe(inbox, cb=queue.put)
+        except nats.errors.Error as error:
+            raise LiveError(f"cannot watch {self._prefix}: {error!r}. Connect again") from error
         try:
             pending = await self._create(inbox)
             if pending == 0:
@@ -598,6 +595,35 @@ class Lease:
 
     def _let_go(self) -> None:
         self._revision, self._deadline_s = 0, -1.0
+
+
+def _is_index(value: bytes) -> bool:
+    try:
+        msgspec.json.decode(value, type=_Index)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return True
+
+
+def _packed(value: bytes, size: int) -> tuple[_Index, list[bytes]]:
+    packed = zlib.compress(value, 6)
+    parts = [packed[at : at + size] for at in range(0, len(packed), size)]
+    names = [hashlib.sha256(part).hexdigest() for part in parts]
+    return _Index(len(value), hashlib.sha256(value).hexdigest(), names), parts
+
+
+def _unpacked(key: str, index: _Index, parts: list[bytes]) -> bytes:
+    for name, part in zip(index.chunks, parts, strict=True):
+        if hashlib.sha256(part).hexdigest() != name:
+            raise LiveError(f"{key} has a damaged chunk in the store: write it again")
+    try:
+        # one more than it should be: what claims to be small must not fill the memory
+        value = zlib.decompressobj().decompress(b"".join(parts), index.size + 1)
+    except zlib.error as error:
+        raise LiveError(f"{key} cannot be unpacked: {error}. Write it again") from None
+    if len(value) != index.size or hashlib.sha256(value).hexdigest() != index.sha256:
+        raise LiveError(f"{key} is not what was written, by its hash: write it again")
+    return value
 
 
 def _now_s() -> float:
