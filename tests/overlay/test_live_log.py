@@ -115,20 +115,21 @@ def test_a_step_cut_between_its_writes_is_finished_without_doubles(
 
         monkeypatch.setattr(log, "_write", dying)
         with pytest.raises(LiveError, match="died"):
-            await log.commit(wanted, {"IN": 9})
+            await log.commit(wanted, {"IN": 9}, epoch=4)
         after = OutLog(connection)
         recovered = await after.load()
         assert dict(recovered.positions) == {"IN": 1}
         assert recovered.begun is not None
-        assert dict(recovered.begun) == {"IN": 9}
+        assert (dict(recovered.begun), recovered.epoch) == ({"IN": 9}, 4)
         await after.claim()  # a claim does not hide that a step was begun
-        assert dict((await after.load()).begun or {}) == {"IN": 9}
+        again = await after.load()
+        assert (dict(again.begun or {}), again.epoch) == ({"IN": 9}, 4)
         with pytest.raises(LiveError, match="finished first"):
             await after.commit(wanted, {"IN": 8})
-        await after.commit(wanted, {"IN": 9})
+        await after.commit(wanted, {"IN": 9, "late": 0}, epoch=4)
         last = OutLog(connection)
         done = await last.load()
-        assert (dict(done.positions), done.begun) == ({"IN": 9}, None)
+        assert (dict(done.positions), done.begun) == ({"IN": 9, "late": 0}, None)
         assert [await last.number(f"out.link.{lane}") for lane in "abcde"] == [3, 1, 1, 1, 1]
 
     with_server(tmp_path, what)

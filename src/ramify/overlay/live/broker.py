@@ -131,6 +131,7 @@ class Broker:
         self._own: Nats | None = None
         self._log: OutLog | None = None
         self._begun: Mapping[str, int] | None = None
+        self._begun_epoch = 0
         self._links: list[asyncio.Task[None]] = []
         self._busy = False
         self._old: list[tuple[float, int]] = []
@@ -264,13 +265,15 @@ class Broker:
         if not published and not linked:
             await self._acknowledge()
             return
-        done = self.node.step(published, linked)
+        # a step that was begun is finished in the epoch that it was begun in
+        epoch = self.node.epoch if self._begun is None else self._begun_epoch
+        done = self.node.step(published, linked, epoch)
         await self._reject(done.rejected)
         positions = {
             **self._out.positions,
             **{source.key: source.inlet.taken for source in self._inputs.values()},
         }
-        await self._out.commit(done.outputs, positions)
+        await self._out.commit(done.outputs, positions, epoch)
         self._begun = None
         self._busy = len(published) > 1
         self.counters.add(done)
@@ -361,6 +364,7 @@ class Broker:
         """Go back to what the log says."""
         recovered: Recovered = await self._out.load()
         self._begun = recovered.begun
+        self._begun_epoch = recovered.epoch or 0
         for source in list(self._inputs.values()):
             source.due = None
             source.inlet.forget_taken(recovered.positions.get(source.key, 0))

@@ -7,6 +7,7 @@ router (a replacement, or one that was stopped and woke up) cannot write after t
     L   the number on the lane            S   positions of the inputs, on the last message of a write
     W   who wrote it, likewise            N   see `steps`
     G   in a step that needs several writes: the positions that it will reach, and so its name
+    P   beside G: the epoch that clients' events of the step entered
 
 A step of more than `MOST_MESSAGES` outputs takes several writes. If the router dies between them, the log
 ends with a message that has G. The next router takes in exactly the inputs up to G, routes them, and leaves
@@ -67,10 +68,12 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Where the log ends. `begun` are the positions of a step of which only a part was written."""
+    """Where the log ends. `begun` are the positions of a step of which only a part was written, `epoch` the
+    one that it must be finished in: half a step in another would send events two ways."""
 
     positions: Mapping[str, int]
     begun: Mapping[str, int] | None
+    epoch: int | None
 
 
 class OutLog:
@@ -83,6 +86,7 @@ class OutLog:
         self._numbers: dict[str, int] = {}
         self._positions: Mapping[str, int] = {}
         self._begun: Mapping[str, int] | None = None
+        self._epoch = 0
         # lanes of the step that was begun, when it is the next to be committed
         self._written: dict[str, bool] = {}
         self._writer = uuid.uuid4().hex
@@ -102,7 +106,7 @@ class OutLog:
         """Take the broker over: a router that wrote before cannot write again, and will know why."""
         marks = {"S": encode_positions(self._positions)}
         if self._begun is not None:
-            marks["G"] = encode_positions(self._begun)
+            marks |= {"G": encode_positions(self._begun), "P": str(self._epoch)}
         await self._write([Output(LOG, b"")], {}, marks)
         self._claimed = True
 
@@ -123,7 +127,8 @@ class OutLog:
             raise SupersededError("another router runs this broker now: this one ends")
         self._positions = decode_positions(headers.get("S", ""))
         self._begun = decode_positions(headers["G"]) if "G" in headers else None
-        return Recovered(self._positions, self._begun)
+        self._epoch = int(headers.get("P", "0"))
+        return Recovered(self._positions, self._begun, None if self._begun is None else self._epoch)
 
     async def number(self, lane: str) -> int:
         """The number of the last message on a lane, 0 without one."""
@@ -135,7 +140,7 @@ class OutLog:
             )
         return self._numbers[lane]
 
-    async def commit(self, outputs: Sequence[Output], positions: Mapping[str, int]) -> None:
+    async def commit(self, outputs: Sequence[Output], positions: Mapping[str, int], epoch: int = 0) -> None:
         """Write outputs with the positions that they complete: all of it, or an exception.
 
         After an exception other than `LogFullError` it may have been written or not: `load` tells.
@@ -145,7 +150,7 @@ class OutLog:
         parts = _parts(outputs)
         target = encode_positions(positions)
         for part in parts[:-1]:
-            marks = {"S": encode_positions(self._positions), "G": target}
+            marks = {"S": encode_positions(self._positions), "G": target, "P": str(epoch)}
             await self._write(part, {"G": target}, marks)
         last = parts[-1] if parts else []
         named = {"G": target} if len(parts) > 1 or self._begun is not None else {}
@@ -154,7 +159,8 @@ class OutLog:
 
     async def _unwritten(self, outputs: Sequence[Output], positions: Mapping[str, int]) -> list[Output]:
         assert self._begun is not None
-        if dict(self._begun) != dict(positions):
+        # an input that nothing was taken from may be listed or not
+        if {k: v for k, v in self._begun.items() if v} != {k: v for k, v in positions.items() if v}:
             raise LiveError(
                 "a step that was written in part must be finished first: "
                 f"the log says {encode_positions(self._begun)}, the router {encode_positions(positions)}"

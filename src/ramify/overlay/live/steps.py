@@ -89,8 +89,14 @@ class Node:
         if epoch != self.epoch:
             self._routers.pop(epoch, None)
 
-    def step(self, published: Sequence[Published], linked: Sequence[Linked]) -> Stepped:
-        """Route what came in. Inputs that cannot be read are rejected; the rest proceeds."""
+    def step(
+        self, published: Sequence[Published], linked: Sequence[Linked], epoch: int | None = None
+    ) -> Stepped:
+        """Route what came in. Inputs that cannot be read are rejected; the rest proceeds.
+
+        Clients' events enter the present epoch, or the one given.
+        """
+        entered = self.epoch if epoch is None else epoch
         done = Stepped(frames_in=len(published) + len(linked))
         sends: dict[tuple[str, int, Header], list[pa.RecordBatch]] = {}
         hands: dict[tuple[str, tuple[str, ...]], list[pa.RecordBatch]] = {}
@@ -98,10 +104,10 @@ class Node:
             taken, rejected = take_in_by_client(published, self._limits)
             done.rejected += rejected
             for events in taken:
-                self._route(Frame(events), None, self.epoch, done, sends, hands)
-        for (sender, epoch, header), batches in self._frames(linked, done).items():
+                self._route(Frame(events), None, entered, done, sends, hands)
+        for (sender, stamped, header), batches in self._frames(linked, done).items():
             for events in concat(batches):
-                self._route(Frame(events, header), sender, epoch, done, sends, hands)
+                self._route(Frame(events, header), sender, stamped, done, sends, hands)
         self._write(sends, hands, done)
         return done
 
