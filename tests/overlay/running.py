@@ -124,11 +124,11 @@ class Running:
             for at in range(0, len(rows), size):
                 part = world.batch.take(pa.array(rows[at : at + size]))
                 ids = pa.array([f"{id_}{suffix}" for id_ in part.column("id").to_pylist()])
-                await client.publish(part.set_column(0, part.schema.field(0), ids))
+                await client.publish(part.set_column(0, part.schema.field(0), ids), give_up_s=240)
 
         await asyncio.gather(*(one(name, rows) for name, rows in by_publisher.items()))
 
-    async def until(self, wanted: int, limit_s: float = 60.0) -> None:
+    async def until(self, wanted: int, limit_s: float = 240.0) -> None:
         """Wait until so many deliveries were counted, and a moment longer for those that are too many."""
         async with asyncio.timeout(limit_s):
             while self.delivered.total() < wanted:

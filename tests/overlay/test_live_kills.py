@@ -118,7 +118,7 @@ def test_kills_stops_and_switches_lose_and_double_nothing(tmp_path: Path) -> Non
             done = await faults
             assert len(done) == 5, done
             expected = Counter({(f"{e}/{r}", s): 1 for r in range(rounds) for e, s in wanted})
-            await live.until(expected.total(), 60)
+            await live.until(expected.total())
             assert live.delivered == expected
             assert not live.failed(), live.failed()
         except TimeoutError:
