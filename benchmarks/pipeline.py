@@ -64,7 +64,7 @@ DOCUMENTS, SUBSCRIPTIONS, FILES = 1_000_000, 10_000, 8
 VOCABULARY, WORDS_PER_DOCUMENT, WORDS_PER_SUBSCRIPTION = 12_000, 5, 3
 REGIONS = [f"region-{k:02d}" for k in range(20)]
 FLOORS = {"spark_over_plain": 2.2, "spark_over_plain_three": 2.2, "overlap_s": 30.0}
-LEAST = {"speedup_over_sql_join": 10.0}
+LEAST = {"speedup_over_sql_join": 10.0, "speedup_over_sql_any_of": 10.0}
 SCHEMA = EventSchema(
     {"keywords": AttributeType.STRINGS, "price": AttributeType.DOUBLE, "region": AttributeType.STRING}
 )
@@ -264,7 +264,7 @@ def main() -> int:
             single = [of[:-1] for of in clauses]
             report["speedup_over_sql_any_of"] = against_sql(spark, paths, single, sql_any_of, counting)
     report["missed"] = [name for name, most in FLOORS.items() if report[name] > most]
-    report["missed"] += [name for name, least in LEAST.items() if report[name] < least]
+    report["missed"] += [name for name, least in LEAST.items() if report.get(name, least) < least]
     print(json.dumps(report))
     return 1 if report["missed"] else 0
 
