@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ramify.content.events import Event, events_to_batch
+from ramify.content.events import Event
 from ramify.content.subscriptions import Subscription
 from ramify.network.overlay import Link, Overlay
 from ramify.overlay.live.broker import Broker
@@ -22,7 +22,7 @@ from ramify.overlay.live.steps import Node
 from ramify.overlay.live.streams import Sizes, api, connect
 from ramify.overlay.router import RoutingPlan
 from ramify.planning.plan import Plan
-from worlds import FILTERS, SCHEMA, World
+from worlds import FILTERS, World
 
 SMALL = Sizes(published=64 << 20, out=128 << 20, rejected=8 << 20, samples=8 << 20)
 
@@ -183,6 +183,3 @@ async def running(plan: Plan, world: World, directory: Path) -> AsyncIterator[Ru
         yield live
     finally:
         await live.stop()
-
-
-__all__ = ["SCHEMA", "Running", "events_to_batch", "running", "seeded_world"]

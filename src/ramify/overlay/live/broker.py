@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 
 import nats.errors
 from nats.aio.client import Client as Nats
@@ -50,6 +51,7 @@ _PURGE_EVERY_S = 5.0
 _RETRY_S = (0.05, 0.1, 0.25, 0.5, 1.0)
 _FULL_WAIT_S = 0.5
 _GAP_S = 0.5
+_IDLE_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,7 @@ class Broker:
         return stale
 
     async def _until_done(self, what: Callable[[], Awaitable[None]]) -> None:
-        for attempt in range(1 << 62):
+        for attempt in count():
             try:
                 await what()
                 return
@@ -237,7 +239,8 @@ class Broker:
                 return
             if self._busy and self.config.linger_s and len(self._inputs[CLIENTS].puller.buffer) < 64:
                 await asyncio.sleep(self.config.linger_s)
-            await self._step()
+            if not await self._step():
+                await asyncio.sleep(_IDLE_S)
         except LogFullError:
             await asyncio.sleep(_FULL_WAIT_S)
             await self._until_done(self._recover)
@@ -260,11 +263,12 @@ class Broker:
                         raise
                     asyncio.get_running_loop().call_later(0.5, self._arrived.set)
 
-    async def _step(self) -> None:
+    async def _step(self) -> bool:
+        """Do one step; False when what waits is nothing to work on, or not yet."""
         published, linked = self._gather()
         if not published and not linked:
             await self._acknowledge()
-            return
+            return False
         # a step that was begun is finished in the epoch that it was begun in
         epoch = self.node.epoch if self._begun is None else self._begun_epoch
         done = self.node.step(published, linked, epoch)
@@ -280,6 +284,7 @@ class Broker:
         for source in list(self._inputs.values()):
             source.inlet.commit(source.inlet.taken)
         await self._acknowledge()
+        return True
 
     async def _acknowledge(self) -> None:
         """Tell the servers what is safe."""
@@ -291,14 +296,20 @@ class Broker:
                     await source.puller.acknowledge(due.reply)
 
     def _gather(self) -> tuple[list[Published], list[Linked]]:
-        """What waits, in bounds; of a step that was begun before a crash, exactly its inputs."""
+        """What waits, in bounds; of a step that a crash cut, exactly its inputs, once all are here.
+
+        Its inputs may come in another order than the first time, so the bounds could cut it: it has none.
+        """
         published: list[Published] = []
         linked: list[Linked] = []
+        if self._begun is not None and not self._is_whole(self._begun):
+            return published, linked
         room = _MOST_STEP_BYTES
         for source in list(self._inputs.values()):
             last = None if self._begun is None else self._begun.get(source.key, 0)
-            while source.puller.buffer and room > 0 and len(published) + len(linked) < _MOST_STEP_MESSAGES:
-                if last is not None and source.inlet.taken >= last:
+            while source.puller.buffer:
+                full = room <= 0 or len(published) + len(linked) >= _MOST_STEP_MESSAGES
+                if full if last is None else source.inlet.taken >= last:
                     break
                 message = source.puller.take()
                 number = source.number(message)
@@ -316,8 +327,6 @@ class Broker:
                     published.append(_published(message))
                 else:
                     linked.append(Linked(source.name, number, message.headers, message.payload))
-        if self._begun is not None and not self._complete():
-            raise LiveError("a step that was begun is not here whole yet")
         return published, linked
 
     def _missed(self, source: _Input, number: int) -> None:
@@ -335,12 +344,18 @@ class Broker:
 
         asyncio.get_running_loop().call_later(_GAP_S, look)
 
-    def _complete(self) -> bool:
-        assert self._begun is not None
-        wanted = self._begun.items()
-        here = {source.key: source.inlet.taken for source in self._inputs.values()}
-        before = self._out.positions
-        return all(here.get(name, before.get(name, 0)) >= last for name, last in wanted)
+    def _is_whole(self, begun: Mapping[str, int]) -> bool:
+        """Whether every input of a step that was begun is in the buffers."""
+        inputs = {source.key: source for source in self._inputs.values()}
+        for key, last in begun.items():
+            if self._out.positions.get(key, 0) >= last:
+                continue
+            if (source := inputs.get(key)) is None:
+                return False
+            here = {source.number(message) for message in source.puller.buffer}
+            if not here.issuperset(range(source.inlet.taken + 1, last + 1)):
+                return False
+        return True
 
     async def _reject(self, rejected: list[Rejected]) -> None:
         """Keep what could not be used, with the reason. The id makes a second try harmless."""

@@ -24,6 +24,7 @@ from nats.aio.client import Client as Nats
 
 from ramify.errors import LiveError
 from ramify.overlay.live.frames import LINK_LIMITS, decode_events, encode_events
+from ramify.overlay.live.intake import ARROW_TYPE
 from ramify.overlay.live.lanes import Inlet, Verdict
 from ramify.overlay.live.names import OUT, PUBLISH, token
 from ramify.overlay.live.pulling import Puller
@@ -32,7 +33,6 @@ from ramify.overlay.live.streams import DUPLICATE_WINDOW_S, Endpoint, connect
 
 __all__ = ["Delivered", "LaneClient", "OutcomeUnknownError"]
 
-ARROW = "application/vnd.apache.arrow.stream"
 _TRY_S = 2.0
 _GAP_S = 0.5
 _WAIT_S = 0.2
@@ -81,11 +81,12 @@ class LaneClient:
         LiveError
             When the server refuses: its stream is full, or the message is too large.
         """
-        batch = isinstance(events, pa.RecordBatch)
-        payload = encode_events(events) if isinstance(events, pa.RecordBatch) else events
         headers = {"Nats-Msg-Id": id or uuid.uuid4().hex}
-        if batch:
-            headers["Content-Type"] = ARROW
+        if isinstance(events, pa.RecordBatch):
+            headers["Content-Type"] = ARROW_TYPE
+            payload = encode_events(events)
+        else:
+            payload = events
         deadline = time.monotonic() + min(give_up_s, DUPLICATE_WINDOW_S / 2)
         while True:
             left = deadline - time.monotonic()

@@ -16,10 +16,12 @@ out the lanes whose last message says G already: a lane's messages of one step a
 Cost: one round trip for one output; one more, about 5 ms, for an atomic batch of several.
 """
 
+import base64
 import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import nats.errors
 from nats.aio.client import Client as Nats
@@ -27,6 +29,7 @@ from nats.aio.client import Client as Nats
 from ramify.errors import LiveError
 from ramify.overlay.live.lanes import decode_positions, encode_positions
 from ramify.overlay.live.names import LOG, OUT
+from ramify.overlay.live.streams import api
 
 __all__ = [
     "MOST_MESSAGES",
@@ -42,6 +45,7 @@ MOST_MESSAGES = 900
 """Messages of one atomic write; the server takes 1,000."""
 
 _WRONG_LAST_SEQUENCE = 10071
+_NO_MESSAGE = 10037
 _FULL = {10077, 10047, 10023, 10025}  # bytes or messages of the stream, file store, account
 
 
@@ -120,7 +124,6 @@ class OutLog:
         """
         self._numbers, self._written = {}, {}
         info = await self._api(f"STREAM.INFO.{OUT}", {})
-        assert info is not None
         self._last = int(info["state"]["last_seq"])
         headers = await self._headers({"seq": self._last}) if self._last else {}
         if self._claimed and headers.get("W") != self._writer:
@@ -223,34 +226,26 @@ class OutLog:
     async def purge(self, lane: str, floor: int) -> None:
         """Forget the messages of a lane before a stream sequence, but never the last: it has the number.
 
-        A reader's floor may lie far behind its lane's end: it moves on when others write.
+        A reader's floor may lie beyond its lane's end: it moves on when others write.
         """
-        told = await self._api(f"STREAM.MSG.GET.{OUT}", {"last_by_subj": lane}, missing=10037)
-        if told is not None:
+        told = await self._api(f"STREAM.MSG.GET.{OUT}", {"last_by_subj": lane}, missing=_NO_MESSAGE)
+        if told:
             keep_from = min(floor, int(told["message"]["seq"]))
             await self._api(f"STREAM.PURGE.{OUT}", {"filter": lane, "seq": keep_from})
 
     async def _headers(self, wanted: Mapping[str, object]) -> dict[str, str]:
         """The headers of one message; none if there is no such message."""
-        import base64
-
-        told = await self._api(f"STREAM.MSG.GET.{OUT}", wanted, missing=10037)
-        if told is None:
+        told = await self._api(f"STREAM.MSG.GET.{OUT}", wanted, missing=_NO_MESSAGE)
+        if not told:
             return {}
         raw = base64.b64decode(told["message"].get("hdrs", ""))
         lines = raw.decode().split("\r\n")[1:]
         return {name: value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
 
-    async def _api(self, call: str, body: Mapping[str, object], missing: int | None = None) -> dict | None:  # type: ignore[type-arg]
-        told = json.loads(await self._request(f"$JS.API.{call}", json.dumps(body).encode(), {}))
-        error = told.get("error")
-        if error and error.get("err_code") == missing:
-            return None
-        if error:
-            raise LiveError(
-                f"the server refused {call}: {error.get('description')} ({error.get('err_code')})"
-            )
-        return dict(told)
+    async def _api(
+        self, call: str, body: Mapping[str, object], missing: int | None = None
+    ) -> dict[str, Any]:
+        return await api(self._nats, call, body, timeout_s=self._timeout_s, missing=missing)
 
     async def _request(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> bytes:
         try:

@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import nats
 import nats.errors
@@ -15,7 +16,16 @@ from nats.aio.client import Client as Nats
 from ramify.errors import LiveError
 from ramify.overlay.live.names import DELIVER, IN, LINK, LOG, OUT, PUBLISH, REJECTED, SAMPLES, token
 
-__all__ = ["DUPLICATE_WINDOW_S", "Endpoint", "Sizes", "api", "connect", "ensure_consumer", "ensure_streams"]
+__all__ = [
+    "DUPLICATE_WINDOW_S",
+    "Endpoint",
+    "Sizes",
+    "api",
+    "connect",
+    "ensure_consumer",
+    "ensure_lanes",
+    "ensure_streams",
+]
 
 DUPLICATE_WINDOW_S = 600
 """How long a server knows the ids of publishes: a client that got no answer may ask again so long."""
@@ -73,17 +83,26 @@ async def connect(endpoint: Endpoint, **callbacks: object) -> Nats:
 
 
 async def api(
-    connection: Nats, call: str, body: Mapping[str, object], timeout_s: float = 5.0
-) -> dict[str, object]:
-    """Call JetStream's API. Raises `LiveError` with what the server said."""
+    connection: Nats,
+    call: str,
+    body: Mapping[str, object],
+    *,
+    timeout_s: float = 5.0,
+    missing: int | None = None,
+) -> dict[str, Any]:
+    """Call JetStream's API. Raises `LiveError` with what the server said; `missing` is the code of an error
+    that is no error to the caller, who gets nothing."""
     try:
         answer = await connection.request(f"$JS.API.{call}", json.dumps(body).encode(), timeout=timeout_s)
     except (nats.errors.Error, TimeoutError) as error:
         raise LiveError(f"no answer to {call}: {error!r}") from error
-    told: dict[str, object] = json.loads(answer.data)
-    error_told = told.get("error")
-    if isinstance(error_told, dict):
-        raise LiveError(f"the server refused {call}: {error_told.get('description')}")
+    told: dict[str, Any] = json.loads(answer.data)
+    refused = told.get("error")
+    if refused and missing is not None and refused.get("err_code") == missing:
+        return {}
+    if refused:
+        said = f"{refused.get('description')} ({refused.get('err_code')})"
+        raise LiveError(f"the server refused {call}: {said}")
     return told
 
 
@@ -113,8 +132,7 @@ async def ensure_streams(connection: Nats, sizes: Sizes) -> None:
         {"name": SAMPLES, "subjects": ["samples.*"], "max_bytes": sizes.samples, **passing},
     ]
     listed = await api(connection, "STREAM.NAMES", {})
-    names = listed.get("streams")
-    there = set(names) if isinstance(names, list) else set()
+    there = set(listed.get("streams") or ())
     for config in wanted:
         verb = "UPDATE" if config["name"] in there else "CREATE"
         await api(connection, f"STREAM.{verb}.{config['name']}", config)
