@@ -15,12 +15,13 @@ from ramify.network.trees import Tree
 from ramify.overlay.simulator import Simulator
 from ramify.planning.adoption import adopt
 from ramify.planning.catalog import make_plan
-from ramify.planning.changes import Change, add_subscription, delete_subscription, replan
+from ramify.planning.changes import Change, add_subscription, delete_subscription, redo, replan
 from ramify.planning.check import check
 from ramify.planning.classes import Classes
 from ramify.planning.demand import Demand
 from ramify.planning.layout import layout_of
 from ramify.planning.plan import Cells, Everything, Plan, Pruning, Serves
+from ramify.planning.plan_files import decode_plan, encode_plan
 from ramify.planning.pricing import price
 from ramify.planning.problem import Problem
 from ramify.planning.scheme import channel, put_together
@@ -122,6 +123,17 @@ def test_after_adding_every_event_reaches_exactly_who_wants_it(case: Newcomer) -
 
 
 @FEW
+@given(newcomers())
+def test_a_change_is_redone_from_where_it_went_alone(case: Newcomer) -> None:
+    change = add_subscription(case.plan, case.row, case.demand, case.matched)
+    again = redo(case.plan, case.row, change.class_id, change.channels)
+    assert encode_plan(again) == encode_plan(change.plan)
+    # from a file, where no filter is parsed yet
+    read = redo(decode_plan(encode_plan(case.plan)), case.row, change.class_id, change.channels)
+    assert encode_plan(read) == encode_plan(change.plan)
+    assert [f.key for f in read.classes.filters] == [f.key for f in change.plan.classes.filters]
+
+
 @given(newcomers())
 def test_the_chosen_group_is_the_cheapest_by_pricing_every_choice(case: Newcomer) -> None:
     change = add_subscription(case.plan, case.row, case.demand, case.matched)

@@ -149,6 +149,10 @@ class RoutingPlan:
             taken.add(chosen)
         return sorted(taken)
 
+    def is_stamped(self, channel: int) -> bool:
+        """Whether a channel carries only the events that the publisher's broker chose it for."""
+        return isinstance(self.plan.channels[channel].admits.content, Stamped)
+
     def _admits(self, channel: int, origin: int) -> bool:
         allowed = self.plan.channels[channel].admits.publishers
         return allowed is None or origin in allowed
@@ -299,6 +303,10 @@ class Router:
     ) -> tuple[int, ...]:
         shared = self._shared
         admitted = shared.admitted(header.origin, cell, classes)
+        stamped = [c for c in header.channels if shared.is_stamped(c)]
+        if stamped:
+            # the publisher's broker chose it, perhaps before a change that is known here: its word counts
+            admitted = [c for c in admitted if not shared.is_stamped(c)] + stamped
         came_by = header.label[0] if header.label is not None else sender
         at = came_by if header.kind is Kind.NOTE else self.broker
         mine = []

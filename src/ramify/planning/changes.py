@@ -57,6 +57,7 @@ __all__ = [
     "Decision",
     "add_subscription",
     "delete_subscription",
+    "redo",
     "replan",
 ]
 
@@ -152,6 +153,27 @@ def delete_subscription(plan: Plan, id_: str) -> Change:
     classes, k = plan.classes.without_subscription(id_)
     left = _carrying(plan, k) if classes.vacant[k] else ()
     return _changed(plan, replace(plan, classes=classes), k, left)
+
+
+def redo(plan: Plan, subscription: Subscription, class_id: int, channels: Sequence[int]) -> Plan:
+    """The plan with a subscription that was added elsewhere: `class_id` and `channels` say where it went.
+
+    Equals `add_subscription(...).plan` of the same plan, without the demand, prices or comparing filters.
+    Raises `InputError` for a change that is not one of this plan.
+    """
+    classes = plan.classes.with_member(subscription, class_id, plan.overlay)
+    if class_id < len(plan.classes) and _carrying(plan, class_id):
+        return replace(plan, classes=classes)
+    if channels and not 0 <= min(channels) <= max(channels) < len(plan.channels):
+        raise InputError(
+            f"subscription {subscription.id!r} joins channels {list(channels)}, which are not all there"
+        )
+    host = int(classes.broker[class_id])
+    joined = tuple(
+        replace(channel, serves=_with_class(channel.serves, class_id, host)) if c in channels else channel
+        for c, channel in enumerate(plan.channels)
+    )
+    return replace(plan, classes=classes, channels=joined)
 
 
 def replan(old: Plan, new: Plan, demand: Demand, threshold: float) -> Decision:

@@ -109,14 +109,36 @@ class Classes:
         found = next((k for k in hosted if self.filters[k].key == filter_.key), None)
         if found is not None:
             return self._with(found, (*self.members[found], row)), found
+        return self._with_class(row, host, filter_), len(self)
+
+    def with_member(self, row: Subscription, k: int, overlay: Overlay) -> "Classes":
+        """These classes with one more subscription in class `k`, as `with_subscription` chose it elsewhere.
+
+        A `k` that comes after the last makes a class. Nothing is compared: O(classes), no parsing but for a
+        new class. Raises `InputError` for an id that exists, or a class at another broker.
+        """
+        host = _host(row, overlay)
+        if row.id in self.class_of:
+            raise InputError(f"subscription {row.id!r} exists already. Delete it first, or use another id.")
+        if not 0 <= k <= len(self) or (k < len(self) and self.broker[k] != host):
+            raise InputError(
+                f"subscription {row.id!r} cannot join class {k}: that is not at {row.broker!r}"
+            )
+        if k < len(self):
+            return self._with(k, (*self.members[k], row))
+        return self._with_class(row, host)
+
+    def _with_class(self, row: Subscription, host: int, filter_: Filter | None = None) -> "Classes":
         made = replace(
             self,
             spelled=(*self.spelled, row),
             members=(*self.members, (row,)),
             broker=np.append(self.broker, np.int32(host)).astype(np.int32),
         )
-        made.__dict__["filters"] = (*self.filters, filter_)
-        return made, len(self)
+        if "filters" in self.__dict__:
+            parsed = row.parse(self.schema) if filter_ is None else filter_
+            made.__dict__["filters"] = (*self.filters, parsed)
+        return made
 
     def without_subscription(self, id_: str) -> tuple["Classes", int]:
         """These classes with one subscription less, and the class it was in, which may now be vacant."""

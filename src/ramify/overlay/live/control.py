@@ -1,0 +1,247 @@
+"""What the control plane says: keys of its store, records under them, requests and answers. Pure.
+
+Owns the forms that brokers, coordinators and clients exchange; all of it is JSON.
+
+The store (`store.Store`, bucket CTL), with names as tokens:
+
+    leader                  lease of the coordinator that decides
+    state                   `State`, by compare-and-set by the leader: what every broker is to do
+    overlay                 the overlay (large value)
+    plans.<id>              a plan (large value, `plan_files.encode_plan`), never changed
+    changes.<id>            `Changes`: one revision of one epoch's plan, never changed
+    brokers.<broker>        lease of a broker; its session is in it
+    reports.<broker>        `BrokerReport` of `epochs`
+    status.<broker>         `Status`: counters for people and for the measured cost
+    clients.<client>        `ClientRecord`: what a client asked for; the truth that plans follow
+
+A client asks its broker at `ramify.control.<client>` (`Request`), and gets `Answer`. The broker checks it
+and passes it on to the leader at `COORDINATE` on the control server, with the names of client and broker
+(`Passed`), and passes the answer back.
+"""
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from ramify.content.subscriptions import Subscription
+from ramify.errors import InputError
+
+__all__ = [
+    "COORDINATE",
+    "DEFAULT_LEASE_S",
+    "DEFAULT_QUOTA_BYTES",
+    "LEADER",
+    "OVERLAY",
+    "STATE",
+    "Advertisement",
+    "Answer",
+    "Change",
+    "Changes",
+    "ClientRecord",
+    "Held",
+    "LiveEpoch",
+    "LinkCount",
+    "Passed",
+    "Problem",
+    "Request",
+    "Spelled",
+    "State",
+    "Status",
+    "decode",
+    "encode",
+]
+
+LEADER, STATE, OVERLAY = "leader", "state", "overlay"
+COORDINATE = "ramify.coordinate"
+"""Where the leader answers, in the account CONTROL of the control server."""
+
+DEFAULT_QUOTA_BYTES = 256 << 20
+DEFAULT_LEASE_S = 7 * 86_400
+
+
+class Spelled(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A filter in one of its three spellings, as in a file of subscriptions."""
+
+    sql: str | None = None
+    pattern: Any = None
+    keywords: list[str] | list[list[str]] | None = None
+
+
+class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a client asks. `op` is one of OPS; `id` names a subscription or advertisement of the client.
+
+    subscribe     id, filter; quota_bytes, lease_s; wait_s: how long to wait until it is active everywhere
+    unsubscribe   id; wait_s
+    advertise     id, filter
+    unadvertise   id
+    list          what the client has
+    resume        go on after a suspension: its subscriptions count again; wait_s
+    """
+
+    op: str
+    id: str = ""
+    filter: Spelled | None = None
+    quota_bytes: int = DEFAULT_QUOTA_BYTES
+    lease_s: int = DEFAULT_LEASE_S
+    wait_s: float = 5.0
+
+
+OPS = ("subscribe", "unsubscribe", "advertise", "unadvertise", "list", "resume")
+
+
+class Passed(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A client's request on its way to the leader; or the broker's own: op `suspend`, with the reason."""
+
+    broker: str
+    client: str
+    request: Request
+    reason: str = ""
+
+
+class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why a request was not done. `code`: bad_request, bad_filter, too_complex, unknown, exists, limit,
+    suspended, no_coordinator, unavailable."""
+
+    code: str
+    reason: str
+
+
+class Held(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A subscription of a client."""
+
+    filter: Spelled
+    quota_bytes: int = DEFAULT_QUOTA_BYTES
+    lease_s: int = DEFAULT_LEASE_S
+    # why it does not count at present; empty while it does
+    suspended: str = ""
+
+
+class Advertisement(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a client says that it will publish."""
+
+    filter: Spelled
+
+
+class ClientRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a client asked for, and the broker that it is attached to."""
+
+    client: str
+    broker: str
+    subscriptions: dict[str, Held] = {}
+    advertisements: dict[str, Advertisement] = {}
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`ok`, or `error`. `missing` names the brokers where a change is not active yet, with why; an answer
+    with `ok` and nothing missing means: active everywhere. `client` answers `list`."""
+
+    ok: bool = False
+    error: Problem | None = None
+    revision: int = 0
+    missing: dict[str, str] = {}
+    client: ClientRecord | None = None
+
+
+class Change(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One change of a plan, to be done the same by everyone (`planning.changes.redo`).
+
+    With a subscription it is added: to class `class_id`, a new one if the plan has fewer classes, and the
+    class to `channels`. Else the subscription `removed` is deleted.
+    """
+
+    subscription: dict[str, Any] | None = None
+    class_id: int = -1
+    channels: list[int] = []
+    removed: str = ""
+
+
+class Changes(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The changes of one revision of one epoch, in order."""
+
+    epoch: int
+    revision: int
+    changes: list[Change]
+
+
+class LiveEpoch(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where an epoch's plan comes from: the plan as it was with revision `base`, then changes, each
+    (revision, key) in order."""
+
+    epoch: int
+    plan_key: str
+    base: int
+    changes: list[tuple[int, str]] = []
+
+
+class State(msgspec.Struct, frozen=True):
+    """What the leader has decided: `Epochs.to_json` and where the plans of its live epochs are."""
+
+    epochs: msgspec.Raw
+    live: list[LiveEpoch]
+
+
+class LinkCount(msgspec.Struct, frozen=True, array_like=True):
+    """What a broker has sent over a link since it started: events, bytes of events, bytes on the wire."""
+
+    messages: int
+    payload_bytes: int
+    wire_bytes: int
+
+
+class Status(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A broker's counters since `started` (seconds since 1970); they start over with a new session."""
+
+    broker: str
+    session: str
+    at: float
+    started: float
+    epoch: int = 0
+    revision: int = 0
+    routing: bool = False
+    events: int = 0
+    # published by clients of this broker, the others came over links
+    published: int = 0
+    published_bytes: int = 0
+    frames: int = 0
+    matchings: int = 0
+    deliveries: int = 0
+    rejects: int = 0
+    redeliveries: int = 0
+    recoveries: int = 0
+    sampled: int = 0
+    links: dict[str, LinkCount] = {}
+    # published[epoch]: events and bytes that entered with it; sent[epoch][neighbour]: LinkCount
+    entered: dict[int, tuple[int, int]] = {}
+    sent: dict[int, dict[str, LinkCount]] = {}
+    # messages that wait: on IN, per neighbour's lane to here, per client's lane
+    lag_published: int = 0
+    lag_links: dict[str, int] = {}
+    lag_clients: dict[str, int] = {}
+    suspended: dict[str, str] = {}
+    trouble: str = ""
+
+
+_T = TypeVar("_T")
+
+
+def encode(value: msgspec.Struct) -> bytes:
+    """For the store and the wire."""
+    return msgspec.json.encode(value)
+
+
+def decode(data: bytes, type_: type[_T]) -> _T:
+    """Read a record. Raises `InputError` with what is wrong and where."""
+    try:
+        return msgspec.json.decode(data, type=type_)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"this is no {type_.__name__.lower()}: {error}") from None
+
+
+def subscription_of(client: str, broker: str, id: str, filter: Spelled) -> Subscription:
+    """The subscription of a request. Raises `InputError`."""
+    keywords = filter.keywords
+    pattern = None if filter.pattern is None else msgspec.json.encode(filter.pattern).decode()
+    words: Any = None
+    if keywords is not None:
+        words = tuple(tuple(w) if isinstance(w, list) else w for w in keywords)
+    return Subscription(id, client, broker, sql=filter.sql, pattern=pattern, keywords=words)
