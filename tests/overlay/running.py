@@ -20,6 +20,7 @@ from ramify.overlay.live.server import Server
 from ramify.overlay.live.site import Site
 from ramify.overlay.live.steps import Node
 from ramify.overlay.live.streams import Sizes, api, connect
+from ramify.overlay.live.tasks import end_tasks
 from ramify.overlay.router import RoutingPlan
 from ramify.planning.plan import Plan
 from worlds import FILTERS, World
@@ -164,9 +165,7 @@ class Running:
         return [error for task in done if (error := task.exception()) is not None]
 
     async def stop(self) -> None:
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await end_tasks(self._tasks.values())
         for client in self._clients.values():
             with suppress(Exception):
                 await client.close()

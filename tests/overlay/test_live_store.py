@@ -18,6 +18,7 @@ from ramify.overlay.live.security import Control, accounts_config, new_user
 from ramify.overlay.live.server import Server, ServerConfig
 from ramify.overlay.live.store import INITIAL, Change, ConflictError, Lease, Store
 from ramify.overlay.live.streams import Endpoint
+from ramify.overlay.live.tasks import end_tasks
 
 KEYS = {f"c{i}": new_user() for i in range(3)}
 ACCOUNTS = accounts_config(new_user().public, {}, {}, {name: pair.public for name, pair in KEYS.items()})
@@ -91,13 +92,13 @@ async def watching(store: Store, prefix: str) -> AsyncIterator[Watcher]:
         if task.done():
             task.result()
     finally:
-        task.cancel()
-        await asyncio.wait([task])
+        await end_tasks([task])
 
 
 async def until(true: Callable[[], object]) -> None:
-    while not true():
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(120):
+        while not true():
+            await asyncio.sleep(0.01)
 
 
 async def surely(write: Callable[[], Awaitable[object]]) -> None:

@@ -39,8 +39,8 @@ __all__ = [
     "Changes",
     "ClientRecord",
     "Held",
-    "LiveEpoch",
     "LinkCount",
+    "LiveEpoch",
     "Passed",
     "Problem",
     "Request",
@@ -114,6 +114,8 @@ class Held(msgspec.Struct, frozen=True, omit_defaults=True):
     lease_s: int = DEFAULT_LEASE_S
     # why it does not count at present; empty while it does
     suspended: str = ""
+    # from a file of subscriptions; requests have none
+    latency_ms: float | None = None
 
 
 class Advertisement(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -237,11 +239,13 @@ def decode(data: bytes, type_: type[_T]) -> _T:
         raise InputError(f"this is no {type_.__name__.lower()}: {error}") from None
 
 
-def subscription_of(client: str, broker: str, id: str, filter: Spelled) -> Subscription:
+def subscription_of(
+    client: str, broker: str, id: str, filter: Spelled, latency_ms: float | None = None
+) -> Subscription:
     """The subscription of a request. Raises `InputError`."""
     keywords = filter.keywords
     pattern = None if filter.pattern is None else msgspec.json.encode(filter.pattern).decode()
     words: Any = None
     if keywords is not None:
         words = tuple(tuple(w) if isinstance(w, list) else w for w in keywords)
-    return Subscription(id, client, broker, sql=filter.sql, pattern=pattern, keywords=words)
+    return Subscription(id, client, broker, filter.sql, pattern, words, latency_ms)

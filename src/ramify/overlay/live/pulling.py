@@ -17,6 +17,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from ramify.errors import LiveError
+from ramify.overlay.live.tasks import end_tasks
 
 __all__ = ["Pulled", "Puller"]
 
@@ -80,8 +81,7 @@ class Puller:
     async def stop(self) -> None:
         """Ask no more."""
         if self._filler is not None:
-            self._filler.cancel()
-            await asyncio.gather(self._filler, return_exceptions=True)
+            await end_tasks([self._filler])
         if self._inbox is not None and not self._nats.is_closed:
             await self._inbox.unsubscribe()
 

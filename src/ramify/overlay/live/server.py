@@ -32,12 +32,24 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from ramify.errors import InputError, RamifyError
 from ramify.overlay.live.names import token
 from ramify.overlay.live.security import Tls, check_listen, quote, tls_config
+from ramify.overlay.live.tasks import end_tasks
 
-__all__ = ["Server", "ServerConfig", "ServerError", "Supervisor", "find_server", "free_port", "render"]
+__all__ = [
+    "Server",
+    "ServerConfig",
+    "ServerError",
+    "Supervised",
+    "Supervisor",
+    "die_with_parent",
+    "find_server",
+    "free_port",
+    "render",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -157,6 +169,11 @@ class Server:
         self.config = config
         self._start_limit_s = start_limit_s
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"server {self.config.name!r}"
 
     @property
     def url(self) -> str:
@@ -285,7 +302,7 @@ class Server:
                     stderr=log,
                     pass_fds=(lock.fileno(),),
                     start_new_session=True,
-                    preexec_fn=_die_with_parent(),
+                    preexec_fn=die_with_parent(),
                 )
         except BlockingIOError:
             reason = "another server uses this store: stop it, or give each server its own"
@@ -330,8 +347,8 @@ class Server:
         return f"{where} {what}; the end of its log, {self.log}:{tail or ' (nothing)'}"
 
 
-def _die_with_parent() -> Callable[[], None] | None:
-    """What the child runs before it becomes the server. Only Linux can: elsewhere `stop()` must run."""
+def die_with_parent() -> Callable[[], None] | None:
+    """What a child process runs first, to end with us. Only Linux can: elsewhere `stop()` must run."""
     if sys.platform != "linux":
         return None
     # loaded before the fork: the child of a process with threads must not take locks
@@ -349,8 +366,27 @@ def _die_with_parent() -> Callable[[], None] | None:
     return before_exec
 
 
+class Supervised(Protocol):
+    """A process that a supervisor keeps running."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+
+    async def start(self) -> None:
+        """Start it; nothing to do when it runs."""
+
+    async def stop(self) -> None:
+        """End it, and return when it is gone."""
+
+
 class Supervisor:
-    """Keeps a server running: restarts one that died, and one that lives but whose streams are dead.
+    """Keeps a server running, or another process: restarts one that died, and a server that lives but
+    whose streams are dead.
 
     The second happens after a full disk: publishes time out until a restart. `probe` finds it: an awaitable
     call that is true when the streams answer. `failures` misses in a row (false, an error, or no answer
@@ -361,7 +397,7 @@ class Supervisor:
 
     def __init__(
         self,
-        server: Server,
+        server: Supervised,
         probe: Callable[[], Awaitable[bool]] | None = None,
         *,
         every_s: float = 1.0,
@@ -384,14 +420,13 @@ class Supervisor:
         """Start the server, and watch it. A server that cannot start at first is an error of the caller."""
         if self._task is None:
             await self.server.start()
-            self._task = asyncio.create_task(self._watch(), name=f"supervisor of {self.server.config.name}")
+            self._task = asyncio.create_task(self._watch(), name=f"supervisor of {self.server.name}")
 
     async def stop(self) -> None:
         """Stop watching, then stop the server. Nothing restarts it after that."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+            await end_tasks([task])
         await self.server.stop()
         if task is not None and not task.cancelled() and (error := task.exception()) is not None:
             raise error
@@ -425,11 +460,11 @@ class Supervisor:
     async def _restart(self, fault: str, wait_s: float) -> None:
         self.restarts += 1
         self.reason = fault
-        _log.warning("server %r: %s; restart %d", self.server.config.name, fault, self.restarts)
+        _log.warning("%s: %s; restart %d", self.server.name, fault, self.restarts)
         await self.server.stop()
         await asyncio.sleep(wait_s)
         try:
             await self.server.start()
         except (RamifyError, OSError) as error:
             self.reason = str(error)
-            _log.error("server %r does not come back: %s", self.server.config.name, error)
+            _log.error("%s does not come back: %s", self.server.name, error)

@@ -1,0 +1,23 @@
+"""Ending tasks for good.
+
+Python 3.11's `asyncio.wait_for` can swallow a cancellation that comes just when what it waits for is done
+(cpython #86296), and the NATS library uses it: a task that loops would then run on, and whoever waits for
+its end would wait forever. So a cancellation is repeated until it is heard.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["end_tasks"]
+
+_AGAIN_S = 0.5
+
+
+async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and return when all have ended, however they end. Cancelling this stops the waiting."""
+    left = {task for task in tasks if not task.done()}
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=_AGAIN_S)
