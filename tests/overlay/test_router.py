@@ -64,7 +64,7 @@ def test_one_copy_hands_over_and_no_broker_needs_to_remember(case: tuple[World, 
         served = [
             routing.holds(region, cell)
             for c in routing.admitted(origin, cell, classes)
-            for _, region in routing.entries.get((c, class_of[subscription]), ())
+            for _, region in routing.served(c, class_of[subscription])
         ]
         assert not any(served)
 

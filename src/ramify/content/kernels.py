@@ -67,13 +67,18 @@ __all__ = [
     "ONE_OF",
     "PREFIX",
     "SET",
+    "SORTED_AS_BITS",
     "STRING",
     "TIME",
     "TIME_IN",
     "TIME_IS",
     "Columns",
     "Index",
+    "grown",
     "match_rows",
+    "set_bit",
+    "starts_with",
+    "take_bits",
 ]
 
 
@@ -87,7 +92,13 @@ NUMBER_IS, TIME_IS, BOOLEAN_IS, NUMBER_IN, TIME_IN = 5, 6, 7, 8, 9
 LONGEST_KEY = 63
 # what `match_rows` makes of a present list; 0, 1 and 2 are `Columns.state`
 _LIST = 3
-_32 = np.uint64(32)
+_ONE, _6, _32, _58, _63 = np.uint64(1), np.uint64(6), np.uint64(32), np.uint64(58), np.uint64(63)
+# the upper six bits of this number times 2^k differ for every k; so they say which k it was
+_DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
+_BIT_AT = np.zeros(64, np.uint8)
+_BIT_AT[[(0x03F79D71B4CB0A89 << k) % 2**64 >> 58 for k in range(64)]] = range(64)
+# ids up to here are sorted as bits: beyond, to look for the words that are filled takes longer
+SORTED_AS_BITS = 1 << 18
 # no string led to a list: the complement is beyond every element
 _NOTHING = np.int64(-(2**63))
 
@@ -322,18 +333,52 @@ def nocase_hash(seed: Hash, data: Bytes, start: Int, end: Int) -> Hash:
     return mix(h ^ np.uint64(EQUALS_NOCASE))
 
 
+@inlined
+def lowest_bit(x: Hash) -> Hash:
+    """The number of the lowest bit that is set."""
+    return np.uint64(_BIT_AT[((x & (~x + _ONE)) * _DE_BRUIJN) >> _58])
+
+
+@inlined
+def set_bit(bits: Hashes, filled: Hashes, value: Int) -> None:
+    """Set a bit, and in `filled` that of the word which it is in."""
+    bit = np.uint64(value)
+    word = bit >> _6
+    bits[word] |= _ONE << (bit & _63)
+    filled[word >> _6] |= _ONE << (word & _63)
+
+
 @compiled
-def sort_ids(ids: SmallInts, begin: Int, end: Int, spare: SmallInts) -> None:
-    """Sort distinct numbers, a part of an array, in place: by rank if they fit in `spare`, else Shell's."""
-    if end - begin <= len(spare):
-        # how many are smaller says where each belongs: no branch to mispredict, and many at a time
-        for k in range(end - begin):
-            spare[k] = ids[begin + k]
-        for k in range(end - begin):
-            smaller = 0
-            for j in range(end - begin):
-                smaller += spare[j] < spare[k]
-            ids[begin + smaller] = spare[k]
+def take_bits(bits: Hashes, filled: Hashes, out: SmallInts, at: Int) -> Int:
+    """Write the numbers of the bits that are set, ascending, from `at` on, and clear them.
+
+    Returns the place behind the last.
+    """
+    for k in range(len(filled)):
+        words = filled[k]
+        filled[k] = 0
+        while words:
+            word = (np.uint64(k) << _6) | lowest_bit(words)
+            words &= words - _ONE
+            some = bits[word]
+            bits[word] = 0
+            while some:
+                out[at] = np.int32((word << _6) | lowest_bit(some))
+                at += 1
+                some &= some - _ONE
+    return at
+
+
+@compiled
+def sort_ids(ids: SmallInts, begin: Int, end: Int, bits: Hashes, filled: Hashes) -> None:
+    """Sort distinct numbers, a part of an array, in place: many as bits if these have room, else Shell's.
+
+    `bits` and `filled`, a bit for each word of `bits`, are 0 before and after.
+    """
+    if len(bits) and end - begin > max(3, len(filled) // 8):
+        for k in range(begin, end):
+            set_bit(bits, filled, ids[k])
+        take_bits(bits, filled, ids, begin)
         return
     gap = 1
     while gap < (end - begin) // 3:
@@ -475,7 +520,9 @@ def match_rows(
     # lists of boxes to try; the string that led to each, ~it if that was half of a pair, or _NOTHING
     heads = np.empty(512, np.int64)
     led_by = np.empty(512, np.int64)
-    spare = np.empty(32, np.int32)
+    # see `sort_ids`
+    bits = np.zeros((filters + 63) // 64 if filters <= SORTED_AS_BITS else 0, np.uint64)
+    filled = np.zeros((len(bits) + 63) // 64, np.uint64)
     # filters that the row matched already
     seen = np.full(filters, -1, np.int32)
     ends = np.empty(last_row - first_row + 1, np.int64)
@@ -632,6 +679,6 @@ def match_rows(
                         ids = grown(ids, n + 1)
                     ids[n] = owner
                     n += 1
-        sort_ids(ids, begin, n, spare)
+        sort_ids(ids, begin, n, bits, filled)
         ends[row - first_row + 1] = n
     return ends, ids[:n].copy()

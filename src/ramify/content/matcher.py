@@ -31,6 +31,7 @@ from ramify.content.encoding import encode_box
 from ramify.content.filters import Box, Filter
 from ramify.content.index import IndexStore, Option
 from ramify.content.kernels import Columns, Index, match_rows
+from ramify.content.wordkernels import match_words
 from ramify.errors import InputError
 
 __all__ = ["FrozenMatcher", "Matcher", "Matches"]
@@ -202,13 +203,21 @@ def _neighbourhood(option: Option | None) -> tuple[int, int]:
 def _match(index: Index, columns: Columns, rows: int, filters: int, threads: int) -> Matches:
     parts = max(1, min(threads, rows // _ROWS_PER_THREAD))
     if parts == 1:
-        return Matches(*match_rows(index, columns, 0, rows, filters))
+        return Matches(*_match_part(index, columns, 0, rows, filters))
     cuts = [rows * k // parts for k in range(parts + 1)]
     with ThreadPoolExecutor(parts) as pool:
         done = list(
-            pool.map(lambda k: match_rows(index, columns, cuts[k], cuts[k + 1], filters), range(parts))
+            pool.map(lambda k: _match_part(index, columns, cuts[k], cuts[k + 1], filters), range(parts))
         )
     ends = [np.zeros(1, np.int64)]
     for part_ends, _ in done:
         ends.append(part_ends[1:] + ends[-1][-1])
     return Matches(np.concatenate(ends), np.concatenate([ids for _, ids in done]))
+
+
+def _match_part(
+    index: Index, columns: Columns, first: int, last: int, filters: int
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """The ends and ids of some rows, by the kernel that is fastest for the index."""
+    fits, ends, ids = match_words(index, columns, first, last, filters)
+    return (ends, ids) if fits else match_rows(index, columns, first, last, filters)

@@ -22,7 +22,7 @@ import struct
 import sys
 import tempfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from ramify.content.kernels import Index
 from ramify.content.matcher import FrozenMatcher, Matcher
 from ramify.errors import InputError
 
-__all__ = ["FORMAT", "open_matcher", "write_matcher"]
+__all__ = ["FORMAT", "matcher_from_bytes", "matcher_to_bytes", "open_matcher", "write_matcher"]
 
 FORMAT = 2
 """The version of the form. Raise it when `kernels.Index`, a box's program or a hash changes meaning."""
@@ -61,17 +61,10 @@ def write_matcher(matcher: Matcher | FrozenMatcher, path: Path) -> int:
     Spare room is left out, and so are statistics that only adding filters needs. Compact the matcher first
     if many filters were removed. Nobody may change it meanwhile.
     """
-    frozen = matcher.frozen() if isinstance(matcher, Matcher) else matcher
-    arrays = {
-        name: np.ascontiguousarray(getattr(frozen.index, name), kind) for name, kind in _TYPES.items()
-    }
-    head = _head(frozen, arrays)
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-", delete=False) as file:
         try:
-            file.write(head)
-            for array in arrays.values():
-                file.write(_raw(array))
-                file.write(bytes(-array.nbytes % _ALIGN))
+            for part in _parts(matcher):
+                file.write(part)
             size = file.tell()
             file.flush()
             os.chmod(file.name, 0o644)
@@ -96,15 +89,44 @@ def open_matcher(path: Path, *, verify: bool = True) -> FrozenMatcher:
     except (OSError, ValueError) as error:  # ValueError: the file is empty
         raise InputError(f"the matcher cannot be read: {error}", path=str(path)) from None
     try:
+        return _frozen(content, verify)
+    except InputError as error:
+        raise InputError(error.reason, path=str(path)) from None
+
+
+def matcher_to_bytes(matcher: Matcher | FrozenMatcher) -> bytes:
+    """What `write_matcher` would write."""
+    return b"".join(_parts(matcher))
+
+
+def matcher_from_bytes(content: bytes | memoryview) -> FrozenMatcher:
+    """The matcher in bytes that `matcher_to_bytes` made, copied once. Raises `InputError` as
+    `open_matcher` does."""
+    return _frozen(np.frombuffer(content, np.uint8).copy(), verify=True)
+
+
+def _parts(matcher: Matcher | FrozenMatcher) -> Iterator[bytes | memoryview]:
+    """The form of a matcher, piece by piece."""
+    frozen = matcher.frozen() if isinstance(matcher, Matcher) else matcher
+    arrays = {
+        name: np.ascontiguousarray(getattr(frozen.index, name), kind) for name, kind in _TYPES.items()
+    }
+    yield _head(frozen, arrays)
+    for array in arrays.values():
+        yield _raw(array)
+        yield bytes(-array.nbytes % _ALIGN)
+
+
+def _frozen(content: NDArray[np.uint8], verify: bool) -> FrozenMatcher:
+    """The matcher whose form this is; its arrays are views."""
+    try:
         described, at = _description(content)
         arrays = {name: _array(content, at, described["arrays"][name], name, verify) for name in _TYPES}
         frozen = FrozenMatcher(_index(arrays), tuple(described["paths"]), int(described["filters"]))
-    except InputError as error:
-        raise InputError(error.reason, path=str(path)) from None
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"the matcher's description is damaged ({error!r})", path=str(path)) from None
+        raise InputError(f"the matcher's description is damaged ({error!r})") from None
     if not _fits(frozen):
-        raise InputError("the matcher's arrays contradict each other: write it again", path=str(path))
+        raise InputError("the matcher's arrays contradict each other: write it again")
     return frozen
 
 

@@ -16,27 +16,30 @@ instead: every broker holds the whole plan, so it can tell which of the copies h
 is needed.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ramify.content.matcher import Matcher
 from ramify.network.terminals import TerminalSets
 from ramify.overlay.headers import Header, Kind, carried_tree, read_carried
-from ramify.planning.demand import NO_CELL, Demand
-from ramify.planning.layout import Layout, layout_of
-from ramify.planning.plan import AnyOf, Cells, Everything, Holds, Plan, Pruning, Stamped, evaluate
-from ramify.planning.walk import Walker
+from ramify.overlay.routing_plan import RoutingPlan
+from ramify.planning.demand import NO_CELL
+from ramify.planning.plan import Pruning
 
 __all__ = ["Decision", "Delivery", "Frame", "Routed", "Router", "RoutingPlan"]
 
-MOST_DECISIONS = 65_536
-"""Decisions that a router remembers; then it starts over."""
+MOST_KEPT = 500_000
+"""Class ids in the decisions that a router remembers, some tens of megabytes; then it starts over."""
+MOST_TREES = 16_384
+"""Carried trees that a router remembers; then it starts over."""
+
+# what a decision takes besides the ids of its classes, in ids
+_OVERHEAD = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,144 +80,24 @@ class Routed:
     matchings: int
 
 
-class RoutingPlan:
-    """A plan made ready for routing; the routers of one process share it."""
+_Headed = TypeVar("_Headed", Header, Header | None)
+_Found = TypeVar("_Found")
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.layout: Layout = layout_of(plan)
-        self._walker = Walker(self.layout)
-        self._spans: dict[int, tuple[list[int], list[int]]] = {}
-        self._regions = [frozenset(cells.tolist()) for cells in plan.regions]
-        self.hosts: list[int] = plan.classes.broker.tolist()
 
-    @cached_property
-    def matcher(self) -> Matcher:
-        """All filters; its ids are class ids."""
-        return Matcher(self.plan.classes.filters)
+class _Kept(dict[tuple[_Headed, int, int, tuple[int, ...]], _Found]):
+    """What was found for events of a header, sender, cell and classes; bounded by what it holds."""
 
-    @cached_property
-    def entries(self) -> dict[tuple[int, int], list[tuple[int, int]]]:
-        """(channel, class) -> the brokers that serve it there, each with its region."""
-        found: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for c, channel in enumerate(self.plan.channels):
-            parts = (channel.serves.classes, channel.serves.at, channel.serves.region)
-            for k, at, region in zip(*(part.tolist() for part in parts), strict=True):
-                found.setdefault((c, k), []).append((at, region))
-        return found
+    def __init__(self) -> None:
+        super().__init__()
+        self._held = 0
 
-    @cached_property
-    def serving(self) -> list[list[int]]:
-        """The channels that serve each class."""
-        found: list[list[int]] = [[] for _ in self.hosts]
-        for c, k in self.entries:
-            found[k].append(c)
-        return found
-
-    @cached_property
-    def open_channels(self) -> list[int]:
-        """The channels that admit events by something else than a class they serve."""
-        channels = enumerate(self.plan.channels)
-        return [c for c, channel in channels if not isinstance(channel.admits.content, AnyOf)]
-
-    def admitted(self, origin: int, cell: int, classes: tuple[int, ...]) -> list[int]:
-        """The channels that carry an event published at a broker, ascending."""
-        matched = frozenset(classes)
-        touched = {
-            c
-            for k in classes
-            for c in self.serving[k]
-            if self._admits(c, origin) and any(self.holds(region, cell) for _, region in self.entries[c, k])
-        }
-        taken = {c for c in touched if isinstance(self.plan.channels[c].admits.content, AnyOf)}
-        stamped = False
-        for c in self.open_channels:
-            if not self._admits(c, origin):
-                continue
-            match self.plan.channels[c].admits.content:
-                case Everything():
-                    taken.add(c)
-                case Cells(cells):
-                    at = int(np.searchsorted(cells, cell))
-                    if at < len(cells) and cells[at] == cell:
-                        taken.add(c)
-                case Holds(expression):
-                    if evaluate(expression, matched):
-                        taken.add(c)
-                case Stamped():
-                    stamped = stamped or c in touched
-        if stamped:
-            chosen = self.stamped(origin, cell, classes)
-            assert chosen is not None, "some stamped channel serves a matching class"
-            taken.add(chosen)
-        return sorted(taken)
-
-    def is_stamped(self, channel: int) -> bool:
-        """Whether a channel carries only the events that the publisher's broker chose it for."""
-        return isinstance(self.plan.channels[channel].admits.content, Stamped)
-
-    def _admits(self, channel: int, origin: int) -> bool:
-        allowed = self.plan.channels[channel].admits.publishers
-        return allowed is None or origin in allowed
-
-    def holds(self, region: int, cell: int) -> bool:
-        """Whether an entry for a region counts for an event in a cell."""
-        return region < 0 or cell in self._regions[region]
-
-    def stamped(self, origin: int, cell: int, classes: tuple[int, ...]) -> int | None:
-        """The stamped channel that carries an event, or None. By the pricer's own code: ties must agree."""
-        one = Demand.of([(origin, classes, 1, 0)], cells=[cell])
-        rides = self._walker.rides(one, 0, 1)
-        for channel in rides.channel[rides.chosen != 0].tolist():
-            if isinstance(self.plan.channels[channel].admits.content, Stamped):
-                return int(channel)
-        return None
-
-    def neighbour(self, channel: int, here: int, there: int) -> int:
-        """The next broker from `here` on a channel's tree on the way to `there`. O(log degree)."""
-        tree = self.layout.trees[channel]
-        assert tree is not None
-        position, end = self._span(channel)
-        if not position[here] <= position[there] < end[here]:
-            return int(tree.parent[here])
-        below = self.children(channel)[here]
-        return below[bisect_right([position[child] for child in below], position[there]) - 1]
-
-    def neighbours(self, channel: int, here: int) -> list[int]:
-        """All logical neighbours on a channel's tree."""
-        tree = self.layout.trees[channel]
-        assert tree is not None
-        above = int(tree.parent[here])
-        return ([above] if above >= 0 else []) + self.children(channel)[here]
-
-    def children(self, channel: int) -> dict[int, list[int]]:
-        """The brokers below each broker of a channel's tree, in preorder."""
-        if channel not in self._below:
-            tree = self.layout.trees[channel]
-            assert tree is not None
-            below: dict[int, list[int]] = {broker: [] for broker in tree.order.tolist()}
-            for above, child in tree.links().tolist():
-                below[above].append(child)
-            self._below[channel] = below
-        return self._below[channel]
-
-    @cached_property
-    def _below(self) -> dict[int, dict[int, list[int]]]:
-        return {}
-
-    def _span(self, channel: int) -> tuple[list[int], list[int]]:
-        """Preorder positions and ends: `there` hangs below `here` when its position is within."""
-        if channel not in self._spans:
-            tree = self.layout.trees[channel]
-            assert tree is not None
-            n = len(tree.parent)
-            position, size = [-1] * n, [1] * n
-            for at, broker in enumerate(tree.order.tolist()):
-                position[broker] = at
-            for broker in tree.order[:0:-1].tolist():
-                size[int(tree.parent[broker])] += size[broker]
-            self._spans[channel] = position, [a + b for a, b in zip(position, size, strict=True)]
-        return self._spans[channel]
+    def keep(self, key: tuple[_Headed, int, int, tuple[int, ...]], found: _Found) -> None:
+        """Remember one more."""
+        self._held += len(key[3]) + _OVERHEAD
+        if self._held > MOST_KEPT:
+            self.clear()
+            self._held = len(key[3]) + _OVERHEAD
+        self[key] = found
 
 
 class Router:
@@ -224,8 +107,9 @@ class Router:
         self._shared = routing
         self._plan = routing.plan
         self.broker = broker
-        self._kept: dict[tuple[Header | None, int, int, tuple[int, ...]], Decision] = {}
-        self._owned: dict[tuple[Header, int, int, tuple[int, ...]], tuple[int, ...]] = {}
+        self._kept: _Kept[Header | None, Decision] = _Kept()
+        self._owned: _Kept[Header, tuple[int, ...]] = _Kept()
+        self._carried_trees: dict[tuple[int, ...], bytes] = {}
 
     @cached_property
     def may_repeat(self) -> frozenset[int]:
@@ -233,12 +117,7 @@ class Router:
 
         By two channels that serve them; or by a notification, which is for all matching classes here.
         """
-        mine = np.flatnonzero(self._plan.classes.broker == self.broker).tolist()
-        here = set(mine)
-        entries = self._shared.entries.items()
-        if any(k in here and at != self.broker for (_, k), served in entries for at, _ in served):
-            return frozenset(mine)
-        return frozenset(k for k in mine if len(self._shared.serving[k]) > 1)
+        return self._shared.repeating(self.broker)
 
     def route(self, frame: Frame, sender: int | None, *, once: bool = False) -> Routed:
         """Where the events of a frame go. `sender` is the neighbour it came from, None for a client.
@@ -277,9 +156,8 @@ class Router:
         key = (header, -1 if sender is None else sender, cell, classes)
         found = self._kept.get(key)
         if found is None:
-            if len(self._kept) >= MOST_DECISIONS:
-                self._kept.clear()
-            found = self._kept[key] = self._decide(header, sender, cell, classes)
+            found = self._decide(header, sender, cell, classes)
+            self._kept.keep(key, found)
         return found
 
     def owned(
@@ -293,9 +171,8 @@ class Router:
         key = (header, -1 if sender is None else sender, cell, classes)
         found = self._owned.get(key)
         if found is None:
-            if len(self._owned) >= MOST_DECISIONS:
-                self._owned.clear()
-            found = self._owned[key] = self._find_owned(header, sender, cell, classes)
+            found = self._find_owned(header, sender, cell, classes)
+            self._owned.keep(key, found)
         return found
 
     def _find_owned(
@@ -314,7 +191,7 @@ class Router:
             ways = [
                 (server != self.broker, c, server)
                 for c in admitted
-                for server, region in shared.entries.get((c, k), ())
+                for server, region in shared.served(c, k)
                 if shared.holds(region, cell)
             ]
             if ways and min(ways)[2] == at and min(ways)[1] in header.channels:
@@ -383,6 +260,15 @@ class Router:
 
     def _steiner(self, hosts: list[int]) -> bytes:
         """The carried tree from here to the hosts, by the plan's deterministic rule."""
+        key = tuple(hosts)
+        found = self._carried_trees.get(key)
+        if found is None:
+            if len(self._carried_trees) >= MOST_TREES:
+                self._carried_trees.clear()
+            found = self._carried_trees[key] = self._find_steiner(hosts)
+        return found
+
+    def _find_steiner(self, hosts: list[int]) -> bytes:
         trees = self._shared.layout.steiner.trees(TerminalSets.of([(self.broker, hosts)]), "insert")
         children: dict[int, list[int]] = {}
         for above, below in zip(trees.parent.tolist(), trees.child.tolist(), strict=True):
@@ -473,7 +359,7 @@ class Router:
         for k in classes:
             if shared.hosts[k] == origin:
                 continue
-            for at, region in shared.entries.get((channel, k), ()):
+            for at, region in shared.served(channel, k):
                 if shared.holds(region, cell):
                     yield k, at
 
@@ -503,7 +389,7 @@ class Router:
 
     def patterns(self, events: pa.RecordBatch) -> Iterator[tuple[tuple[int, tuple[int, ...]], list[int]]]:
         """The distinct (cell, classes) of a batch, with their rows."""
-        vacant = self._plan.classes.vacant
+        vacant = self._shared.vacant
         found = self._shared.matcher.match(events)
         grid = self._plan.grid
         cells = [NO_CELL] * events.num_rows if grid is None else grid.locate(events).tolist()

@@ -4,10 +4,11 @@ Owns the listing (files, directories, globs, URLs), the cutting and packing, the
 the line numbers of whole files. What a piece becomes in a task is in `pieces`.
 
 Listing goes through Spark, so whatever Spark can read is found, with its connectors and credentials, and
-as the cluster sees it. The bytes take one of two ways. Local files (`file:`) are opened by the tasks, in
-pieces, with the memory of a batch. All others come from Spark as whole files (`binaryFile`): a task holds
-one of them at a time, and one beyond `spark.sql.sources.binaryFile.maxLength` (2 GiB at most) is
-quarantined as too large. The same decoders read both, so both give the same events.
+as the cluster sees it; in local mode, plain files of this machine are listed without it (`local_files`).
+The bytes take one of two ways. Local files (`file:`) are opened by the tasks, in pieces, with the memory of
+a batch. All others come from Spark as whole files (`binaryFile`): a task holds one of them at a time, and
+one beyond `spark.sql.sources.binaryFile.maxLength` (2 GiB at most) is quarantined as too large. The same
+decoders read both, so both give the same events.
 """
 
 import json
@@ -32,6 +33,7 @@ from ramify.content.flatten import PLAIN, FieldMapping
 from ramify.content.readers import LogKind
 from ramify.errors import InputError
 from ramify.pipeline.failures import root_cause
+from ramify.pipeline.local_files import lists_here, local_files
 from ramify.pipeline.pieces import FileFault, Piece, PieceReader, local_path, merged, shown
 from ramify.pipeline.session import is_connect, task_slots
 from ramify.pipeline.sources import Chunk, Reject
@@ -118,7 +120,8 @@ class Files:
         """
         here = not is_connect(spark)  # whether Spark's driver sees the files that this process sees
         given = tuple(dict.fromkeys(p for path in paths for p in _resolved(path, here)))
-        found = listed(spark, given)
+        found = _listed_here(given) if lists_here(spark) else []
+        found = found or listed(spark, given)
         found = _distinct(found) if here else found
         _check_named(given, found)
         remote = next((file.path for file in found if not file.path.startswith("file:/")), None)
@@ -247,6 +250,17 @@ def listed(spark: SparkSession, paths: Sequence[str]) -> list[Listed]:
     found = {**dict.fromkeys(names, 0), **lengths}
     if not found:
         raise InputError("there is no file in it with events; give another path", path=shown(paths[0]))
+    return [Listed(path, found[path]) for path in sorted(found)]
+
+
+def _listed_here(paths: Sequence[str]) -> list[Listed]:
+    """What `listed` gives, by this process alone; nothing where it takes Spark to tell."""
+    found: dict[str, int] = {}
+    for path in paths:
+        some = local_files(path)
+        if some is None:
+            return []
+        found |= some
     return [Listed(path, found[path]) for path in sorted(found)]
 
 

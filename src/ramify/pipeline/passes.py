@@ -28,6 +28,7 @@ from ramify.pipeline.files import absolute
 from ramify.pipeline.matching import Shards, ship_matcher
 from ramify.pipeline.sources import Chunk, Reject, Source
 from ramify.pipeline.tables import TABLES, spark_schema
+from ramify.planning.pattern_arrays import PatternArrays
 from ramify.planning.pattern_rows import PATTERNS, class_lists
 from ramify.planning.tally import Counting, PatternTally
 from ramify.planning.windows import Span, Windows
@@ -48,7 +49,7 @@ __all__ = [
 class Kind(IntEnum):
     """What a row that comes out of a task is."""
 
-    PATTERN = 0  # raw: many patterns (`PATTERNS`) as a stream of Arrow; count: how many
+    PATTERN = 0  # raw: many patterns, packed (`PatternArrays`); count: how many
     REJECTED = 1  # file, start, position, line, reason, detail, raw; count: records it stands for
     PIECE = 2  # file, start; position: lines, count: records in it
     UNKNOWN = 3  # split, client; count: events
@@ -141,12 +142,11 @@ class Reckoned:
         Equal patterns of different tasks are added up here, unless they are so many that Spark must.
         """
         if self._pattern_rows <= _MOST_COLLECTED:
-            rows = pa.Table.from_batches(unpacked(_arrow(self.packed).to_batches()), schema=PATTERNS)
-        else:
-            rows = _arrow(self.patterns)
-        return self.windows_of(rows)
+            raw = _arrow(self.packed)["raw"]
+            return self.windows_of(_unpacked(raw, range(len(raw))))
+        return self.windows_of(_arrow(self.patterns))
 
-    def windows_of(self, patterns: pa.Table) -> Windows:
+    def windows_of(self, patterns: pa.Table | PatternArrays) -> Windows:
         """The demands of patterns that are here already."""
         return Windows.of_rows(patterns, self.counting.split, self.spans, self.unknown, self.tag_filters)
 
@@ -246,11 +246,8 @@ def reckon(
     # One job and nothing kept: all that is wanted fits this process, patterns too.
     told = _arrow(rows.where(sf.col("kind") != int(Kind.REJECTED)))
     found = _gathered(told, rows, source, counting, shards.total - counting.classes)
-    # row by row, so that the large values are not copied
-    packed = np.flatnonzero(np.asarray(told["kind"]) == int(Kind.PATTERN))
-    each = (batch for k in packed.tolist() for batch in told.slice(k, 1).to_batches())
-    patterns = pa.Table.from_batches(unpacked(each), schema=PATTERNS)
-    return found.windows_of(patterns), found.totals
+    patterns = np.flatnonzero(np.asarray(told["kind"]) == int(Kind.PATTERN))
+    return found.windows_of(_unpacked(told["raw"], patterns)), found.totals
 
 
 def _run(
@@ -302,15 +299,15 @@ class _Task:
         yield told.summary(tally, given)
 
     def _patterns(self, tally: PatternTally) -> Iterator[pa.RecordBatch]:
-        drained = tally.drain()
-        if not drained.num_rows:
+        drained = tally.drain_arrays()
+        if not len(drained):
             return
         if self.digest is not None:
-            yield from self.digest(drained)
+            yield from self.digest(drained.batch())
             return
-        for at in range(0, drained.num_rows, _PACKED_PATTERNS):
-            part = drained.slice(at, _PACKED_PATTERNS)
-            yield _rows([{"kind": Kind.PATTERN, "raw": _packed(part), "count": part.num_rows}])
+        for first in range(0, len(drained), _PACKED_PATTERNS):
+            last = min(len(drained), first + _PACKED_PATTERNS)
+            yield _rows([{"kind": Kind.PATTERN, "raw": drained.packed(first, last), "count": last - first}])
 
 
 def _is_enough(tally: PatternTally, seen: int) -> bool:
@@ -382,22 +379,16 @@ def _rows(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(plain, schema=PARTIAL)
 
 
-def _packed(patterns: pa.RecordBatch) -> bytes:
-    """Patterns as one value: Spark moves and keeps a few large values much faster than many small rows.
-
-    Compressed to about a third, which takes less time than the way through Java that it saves.
-    """
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, PATTERNS, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
-        stream.write_batch(patterns)
-    return sink.getvalue().to_pybytes()
-
-
 def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The patterns in a column of packed ones."""
+    """The patterns in a column of packed ones, as rows of `PATTERNS`."""
     for batch in batches:
         for raw in batch.column("raw"):
-            yield from pa.ipc.open_stream(raw.as_buffer())
+            yield PatternArrays.joined([raw.as_buffer()]).batch()
+
+
+def _unpacked(raw: Any, rows: Iterable[int]) -> PatternArrays:
+    """The patterns in these rows of a column of packed ones; the large values are not copied."""
+    return PatternArrays.joined([raw[int(row)].as_buffer() for row in rows])
 
 
 def _reject_row(reject: Reject) -> dict[str, Any]:

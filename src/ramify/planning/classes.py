@@ -40,7 +40,12 @@ class Classes:
 
     def __len__(self) -> int:
         """How many classes there are."""
-        return len(self.members)
+        return len(self.broker)
+
+    @staticmethod
+    def hosts_alone(broker: npt.NDArray[np.int32], schema: Mapping[str, AttributeType]) -> "Classes":
+        """Classes of which only the host is known: what routing asks. Members and filters raise."""
+        return _HostsAlone((), (), broker, schema)
 
     @classmethod
     def collapse(
@@ -152,6 +157,34 @@ class Classes:
         if "filters" in self.__dict__:
             made.__dict__["filters"] = self.filters
         return made
+
+
+class _HostsAlone(Classes):
+    """See `Classes.hosts_alone`."""
+
+    @property
+    def _unknown(self) -> InputError:
+        return InputError("these classes have neither members nor filters: read the plan itself for them.")
+
+    @cached_property
+    def filters(self) -> tuple[Filter, ...]:
+        """Raises."""
+        raise self._unknown
+
+    @cached_property
+    def vacant(self) -> npt.NDArray[np.bool_]:
+        """Raises."""
+        raise self._unknown
+
+    @cached_property
+    def latency_ms(self) -> npt.NDArray[np.float64]:
+        """Raises."""
+        raise self._unknown
+
+    @cached_property
+    def class_of(self) -> Mapping[str, int]:
+        """Raises."""
+        raise self._unknown
 
 
 def _host(row: Subscription, overlay: Overlay) -> int:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ramify.network.terminals import TerminalSets
 from ramify.planning.classes import Classes
+from ramify.planning.pattern_arrays import PatternArrays
 from ramify.planning.pattern_kernels import (
     first_of_equals,
     gather_lists,
@@ -23,7 +23,6 @@ from ramify.planning.pattern_kernels import (
     settle_ties,
     sort_patterns,
 )
-from ramify.planning.pattern_rows import class_lists
 
 __all__ = ["MAX_TAGS", "NO_CELL", "Demand"]
 
@@ -107,24 +106,29 @@ class Demand:
     @classmethod
     def of_rows(
         cls,
-        rows: pa.Table,
+        rows: pa.Table | PatternArrays,
         *,
         seconds: float = 0.0,
         factor: float = 1.0,
         tag_filters: int = 0,
         unknown: Mapping[str, int] | None = None,
     ) -> "Demand":
-        """From pattern rows (`PATTERNS`), in any order; equal patterns are added up.
+        """From pattern rows (`PATTERNS`) or arrays, in any order; equal patterns are added up.
 
         Windows and panes are not told apart. No Python per row; O(rows log rows).
         """
-        start, classes = class_lists(rows["classes"])
-        client, clients = _numbered(rows["client"])
-        publisher, cell = _numpy(rows["publisher"], np.int32), _numpy(rows["cell"], np.int32)
-        tags = _numpy(rows["tags"], np.int64).view(np.uint64)
+        arrays = PatternArrays.of_table(rows) if isinstance(rows, pa.Table) else rows
+        client, clients = _ranked(arrays.client, arrays.clients)
+        tags = arrays.tags.view(np.uint64)
+        publisher, cell = (
+            column.astype(np.int32, copy=False) for column in (arrays.publisher, arrays.cell)
+        )
+        start, classes = arrays.start, arrays.classes.astype(np.int32, copy=False)
         # flipping the first bit makes the signed order that of the unsigned bits
         bits = (tags ^ np.uint64(1 << 63)).view(np.int64)
-        keys = np.stack((publisher, client, cell, bits), axis=1).astype(np.int64)
+        # a column whose numbers are all the same tells nothing apart
+        varying = [column for column in (client, cell, bits) if len(column) and (column != column[0]).any()]
+        keys = np.stack((publisher, *varying), axis=1, dtype=np.int64)
         order, first = _in_order(keys, start, classes)
         every = cls(
             publisher=publisher,
@@ -132,8 +136,8 @@ class Demand:
             cell=cell,
             start=start,
             classes=classes,
-            count=_numpy(rows["count"], np.int64),
-            size=_numpy(rows["bytes"], np.int64),
+            count=arrays.count,
+            size=arrays.size,
             tags=tags,
             clients=clients,
             seconds=seconds,
@@ -223,7 +227,7 @@ def _in_order(
     rough = np.empty(len(keys), dtype=np.int64)
     if (
         len(keys)
-        and (keys[:, 1:] == keys[0, 1:]).all()
+        and keys.shape[1] == 1
         and rough_order(np.ascontiguousarray(keys[:, 0]), start, classes, rough)
     ):
         # as is usual, only brokers and classes tell patterns apart: most are in order by the first two
@@ -236,21 +240,15 @@ def _in_order(
     return order, np.flatnonzero(marks)
 
 
-def _numbered(column: Any) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
-    """Names as numbers, -1 where there is none, and the names by number, sorted."""
-    whole: Any = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    coded = whole.dictionary_encode()
-    names: Any = coded.dictionary
-    rank = np.empty(len(names) + 1, dtype=np.int32)
-    ordered = np.asarray(pc.sort_indices(names), dtype=np.int64)
-    rank[ordered] = np.arange(len(names))
-    rank[-1] = -1
-    codes = np.asarray(coded.indices.fill_null(len(names)), dtype=np.int64)
-    return rank[codes], tuple(names.take(pa.array(ordered)).to_pylist())
-
-
-def _numpy(column: Any, dtype: Any) -> npt.NDArray[Any]:
-    return np.ascontiguousarray(column.to_numpy(), dtype=dtype).copy()
+def _ranked(
+    codes: npt.NDArray[Any], names: tuple[str, ...]
+) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
+    """The codes of names, or -1, for the names that occur, sorted; and those."""
+    used = np.unique(codes[codes >= 0]).tolist() if codes.max(initial=-1) >= 0 else []
+    ordered = sorted(used, key=lambda k: names[k].encode())
+    rank = np.full(len(names) + 1, -1, dtype=np.int32)
+    rank[ordered] = np.arange(len(ordered))
+    return rank[codes], tuple(names[k] for k in ordered)
 
 
 def _hosts(

@@ -20,6 +20,7 @@ from ramify.errors import InputError
 from ramify.network.overlay import Overlay
 from ramify.planning.classes import Classes
 from ramify.planning.demand import MAX_TAGS, NO_CELL, Demand
+from ramify.planning.pattern_arrays import NO_PANE, PatternArrays, narrowest
 from ramify.planning.pattern_kernels import (
     COLUMNS,
     PUBLISHER,
@@ -28,14 +29,11 @@ from ramify.planning.pattern_kernels import (
     rough_order,
     tally_rows,
 )
-from ramify.planning.pattern_rows import PATTERNS, class_keys
+from ramify.planning.pattern_rows import PATTERNS
 from ramify.planning.splits import WHOLE, Split
 from ramify.planning.windows import Span, Windows
 
 __all__ = ["NO_PANE", "Counting", "PatternTally", "Tally", "brokers_by_name", "check_tags", "tally"]
-
-NO_PANE = -(2**63)
-"""The pane of an event without a time; null where patterns are stored."""
 
 _FIRST_ROOM = 1024
 
@@ -137,34 +135,30 @@ class PatternTally:
         )
 
     def drain(self) -> pa.RecordBatch:
-        """The patterns as a batch of `PATTERNS`; the tally starts afresh, `unknown` and `spans` stay.
+        """The patterns as a batch of `PATTERNS`. See `drain_arrays`."""
+        return self.drain_arrays().batch()
+
+    def drain_arrays(self) -> PatternArrays:
+        """The patterns; the tally starts afresh, `unknown` and `spans` stay.
 
         They come nearly in the order of `Demand.of_rows`, which then has runs to merge instead of a sort
         that jumps about in memory; tasks do that side by side.
         """
-        p = self._patterns
         order = self._roughly()
-        held = np.diff(self._start[: p + 1])[order]
+        held = np.diff(self._start[: self._patterns + 1])[order]
         start = np.concatenate(([0], np.cumsum(held))).astype(np.int64)
-        classes = np.empty(int(start[-1]), dtype=np.int32)
+        # narrow from the start: less memory to write, and to send
+        largest = self._pool[: int(start[-1])].max(initial=0)
+        classes = np.empty(int(start[-1]), dtype=narrowest(int(largest)))
         gather_lists(self._start, self._pool, order, start, classes)
-        split, pane, publisher, client, cell, tags = self._keys[order].T
-        names: Any = pa.array([*self._clients, None], pa.string())
-        columns: list[Any] = [
-            pa.array(split.astype(np.int32)),
-            pa.array(np.where(pane == NO_PANE, 0, pane), mask=pane == NO_PANE),
-            pa.array(publisher.astype(np.int32)),
-            names.take(pa.array(np.where(client < 0, len(names) - 1, client))),
-            pa.array(cell.astype(np.int32)),
-            pa.array(tags.copy()),
-            class_keys(start, classes),
-            pa.array(self._count[order]),
-            pa.array(self._size[order]),
-        ]
+        keys = self._keys[: self._patterns]
+        split, pane, publisher, client, cell, tags = (keys[:, k][order] for k in range(COLUMNS))
+        count, size = self._count[order], self._size[order]
         # the room stays: the next patterns want as much
         self._patterns = self.events = 0
         self._slots.fill(-1)
-        return pa.RecordBatch.from_arrays(columns, schema=PATTERNS)
+        names = tuple(name for name in self._clients if name is not None)
+        return PatternArrays(split, pane, publisher, client, cell, tags, start, classes, count, size, names)
 
     def _roughly(self) -> npt.NDArray[np.int64]:
         rough = np.empty(self._patterns, dtype=np.int64)

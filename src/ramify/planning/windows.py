@@ -6,12 +6,11 @@ chooses by and reports on.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ramify.planning.demand import Demand
+from ramify.planning.pattern_arrays import PatternArrays
 from ramify.planning.splits import Split
 
 __all__ = ["NOBODY", "Span", "Windows"]
@@ -53,16 +52,18 @@ class Windows:
     @classmethod
     def of_rows(
         cls,
-        rows: pa.Table,
+        rows: pa.Table | PatternArrays,
         split: Split,
         spans: Mapping[int, Span],
         unknown: Mapping[tuple[int, str | None], int],
         tag_filters: int = 0,
     ) -> "Windows":
-        """From pattern rows (`PATTERNS`), what was counted per window, and who was unknown in each."""
+        """From pattern rows (`PATTERNS`) or arrays, what was counted per window, who was unknown."""
         windows = range(len(split.shares))
 
-        def demand(part: pa.Table, of: set[int]) -> Demand:
+        arrays = PatternArrays.of_table(rows) if isinstance(rows, pa.Table) else rows
+
+        def demand(part: PatternArrays, of: set[int]) -> Demand:
             span = Span()
             for window in sorted(of & spans.keys()):
                 span.add(spans[window])
@@ -74,11 +75,10 @@ class Windows:
                 unknown=_named(unknown, of),
             )
 
-        whole = demand(rows, set(windows))
+        whole = demand(arrays, set(windows))
         if len(windows) == 1:
             return cls((whole,), whole)
-        column: Any = rows["split"]
-        parts = (demand(rows.filter(pc.equal(column, pa.scalar(window))), {window}) for window in windows)
+        parts = (demand(arrays.only(window), {window}) for window in windows)
         return cls(tuple(parts), whole)
 
 

@@ -8,13 +8,16 @@ and none is doubled.
 
 A neighbour that is dead or slow is a lane that is not read; a client likewise. Neither stops the loop. When
 the log is full the broker pulls nothing until there is room: that is the backpressure.
+
+Whoever governs the broker (`governed`) gives it a *gate*: while that is closed no step is taken. Under
+`between_steps` no step is under way, and what the log has is known.
 """
 
 import asyncio
 import contextlib
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -22,10 +25,13 @@ import nats.errors
 from nats.aio.client import Client as Nats
 
 from ramify.errors import InputError, LiveError
+from ramify.overlay.live.counters import Counters
 from ramify.overlay.live.intake import Limits, Published, Rejected
+from ramify.overlay.live.keeping import Keeper
 from ramify.overlay.live.lanes import Inlet, Verdict
-from ramify.overlay.live.log import LogFullError, OutLog, Recovered, SupersededError
-from ramify.overlay.live.names import DELIVER, IN, LINK, LOG, OUT, name_of, token
+from ramify.overlay.live.log import LogFullError, OutLog, Output, Recovered, SupersededError, Written
+from ramify.overlay.live.memory import StepSize, give_back
+from ramify.overlay.live.names import DELIVER, IN, LINK, OUT, name_of, token
 from ramify.overlay.live.pulling import Pulled, Puller
 from ramify.overlay.live.security import INFO
 from ramify.overlay.live.steps import Linked, Node, Stepped
@@ -33,14 +39,14 @@ from ramify.overlay.live.streams import (
     DUPLICATE_WINDOW_S,
     Endpoint,
     Sizes,
-    api,
     connect,
     ensure_consumer,
     ensure_lanes,
     ensure_streams,
 )
+from ramify.overlay.live.tasks import end_tasks
 
-__all__ = ["Broker", "BrokerConfig", "Counters"]
+__all__ = ["Broker", "BrokerConfig"]
 
 CLIENTS = "*"
 """The input of what clients publish, among those of neighbours: no token is like it."""
@@ -70,32 +76,13 @@ class BrokerConfig:
     linger_s: float = 0.005
 
 
-@dataclass(slots=True)
-class Counters:
-    """What a broker has done since it started; per neighbour where that is the key."""
+@dataclass(frozen=True, slots=True)
+class _Post:
+    """A message to be written; `told` gets the outcome."""
 
-    steps: int = 0
-    frames: int = 0
-    events: int = 0
-    matchings: int = 0
-    deliveries: int = 0
-    rejects: int = 0
-    recoveries: int = 0
-    messages: Counter[str] = field(default_factory=Counter)
-    payload_bytes: Counter[str] = field(default_factory=Counter)
-    wire_bytes: Counter[str] = field(default_factory=Counter)
-
-    def add(self, done: Stepped) -> None:
-        """Count a step that was committed."""
-        self.steps += 1
-        self.frames += done.frames_in
-        self.events += done.events_in
-        self.matchings += done.matchings
-        self.deliveries += done.deliveries
-        self.rejects += len(done.rejected)
-        self.messages += done.messages
-        self.payload_bytes += done.payload
-        self.wire_bytes += done.wire
+    output: Output
+    then: Callable[[], None]
+    told: asyncio.Future[None]
 
 
 class _Input:
@@ -111,9 +98,17 @@ class _Input:
         # to be delivered again from what is committed
         self.stale = False
         self.watched = False
+        # what waited at the server behind the last message that was taken
+        self.behind = 0
 
     def number(self, message: Pulled) -> int:
         return message.sequence if self.name == CLIENTS else int(message.headers.get("L", "0"))
+
+    @property
+    def lag(self) -> int:
+        """Messages that wait here and, when it was last heard of, at its server."""
+        buffer = self.puller.buffer
+        return len(buffer) + _left(buffer[-1]) if buffer else self.behind
 
     @property
     def key(self) -> str:
@@ -122,13 +117,33 @@ class _Input:
 
 
 class Broker:
-    """See the module. `run` until cancelled; `node` holds the plans."""
+    """See the module. `run` until cancelled; `node` holds the plans.
 
-    def __init__(self, config: BrokerConfig, node: Node) -> None:
+    `on_commit` hears of every step once it is in the log, with what was written.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        node: Node,
+        *,
+        gate: Callable[[], bool] = lambda: True,
+        on_commit: Callable[[Stepped, Sequence[Written]], None] | None = None,
+    ) -> None:
         self.config = config
         self.node = node
         self.counters = Counters()
+        # the clients whose lanes have a reader's consumer
+        self.clients: set[str] = set(config.clients)
+        self.keeper = Keeper(config.sizes)
+        self.ready = asyncio.Event()
+        # what went wrong last
+        self.trouble = ""
+        self._gate = gate
+        self._on_commit = on_commit
         self._arrived = asyncio.Event()
+        self._between = asyncio.Lock()
+        self._posts: deque[_Post] = deque()
         self._inputs: dict[str, _Input] = {}
         self._own: Nats | None = None
         self._log: OutLog | None = None
@@ -136,10 +151,10 @@ class Broker:
         self._begun_epoch = 0
         self._links: list[asyncio.Task[None]] = []
         self._busy = False
-        self._old: list[tuple[float, int]] = []
-        self.ready = asyncio.Event()
-        # what went wrong last
-        self.trouble = ""
+        self._size = StepSize(_MOST_STEP_MESSAGES)
+        # neighbour -> the end of its lane when the log was last loaded; (neighbour, epoch) -> written since
+        self._ends: dict[str, int] = {}
+        self._counted: dict[tuple[str, int], int] = {}
 
     async def run(self) -> None:
         """Serve until cancelled; whatever servers do is survived.
@@ -167,13 +182,76 @@ class Broker:
         finally:
             await self._close()
 
+    # ------------------------------------------------------------------------------ for who governs it
+
+    def wake(self) -> None:
+        """Look at the gate again."""
+        self._arrived.set()
+
+    @contextlib.asynccontextmanager
+    async def between_steps(self) -> AsyncIterator[bool]:
+        """No step is under way inside; False when one was begun that is still to be finished.
+
+        Waits as long as the broker's server does not say what the log has.
+        """
+        async with self._between:
+            yield self._begun is None
+
+    def sent(self, epochs: Iterable[int]) -> dict[tuple[str, int], int]:
+        """(neighbour, epoch) -> the last number with that epoch on the lane to it, or higher."""
+        return {
+            (name, epoch): max(self._ends.get(name, 0), self._counted.get((name, epoch), 0))
+            for name in self.config.neighbours
+            for epoch in epochs
+        }
+
+    def committed(self) -> dict[str, int]:
+        """Neighbour -> the position in the lane from it."""
+        return {name: self._out.positions.get(token(name), 0) for name in self.config.neighbours}
+
+    def lags(self) -> tuple[int, dict[str, int]]:
+        """Messages that wait: published ones, and by neighbour."""
+        links = {name: source.lag for name, source in self._inputs.items() if name != CLIENTS}
+        return self._inputs[CLIENTS].lag if CLIENTS in self._inputs else 0, links
+
+    async def post(self, output: Output, then: Callable[[], None] = lambda: None) -> None:
+        """Write one message of the broker's own to a lane, and do `then` before any step that follows.
+
+        Raises `LiveError` when its outcome is unknown, `LogFullError` when there was no room.
+        """
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._posts.append(_Post(output, then, told))
+        self._arrived.set()
+        await told
+
+    async def last_headers(self, lane: str) -> dict[str, str]:
+        """The headers of the last message on a lane."""
+        return await self._out.last_headers(lane)
+
+    async def purge_lane(self, lane: str) -> None:
+        """Forget all of a lane but its last message."""
+        await self._out.purge(lane, self._out.last + 1)
+
+    async def add_clients(self, clients: Iterable[str]) -> None:
+        """Have a reader's consumer for the lanes of these clients. Cost: a request for each new one."""
+        new = sorted(set(clients) - self.clients)
+        if new:
+            await ensure_lanes(self.connection, (), new)
+            self.clients.update(new)
+
+    async def check_claim(self) -> None:
+        """Raise `SupersededError` when another router has taken this broker over."""
+        async with self._between:
+            await self._recover()
+
     # --------------------------------------------------------------------------------------- set-up
 
     async def _set_up(self) -> None:
-        own = self._connection
+        own = self.connection
         await ensure_streams(own, self.config.sizes)
         await ensure_consumer(own, IN, "router")
         await ensure_lanes(own, self.config.neighbours, self.config.clients)
+        self.node.most_bytes = own.max_payload
         if CLIENTS not in self._inputs:
             puller = Puller(own, IN, "router", self._arrived, f"$JS.API.CONSUMER.INFO.{IN}.router")
             await puller.start()
@@ -232,22 +310,59 @@ class Broker:
     async def _turn(self) -> None:
         """Wait for something to do and do one step; on any fault start over from the log."""
         self._arrived.clear()
+        if not self._posts and not (self._gate() and await self._is_work()):
+            since = time.monotonic()
+            await self._arrived.wait()
+            # after a rest the first message goes at once
+            self._busy = self._busy and time.monotonic() - since < self.config.linger_s
+            return
+        if self._busy and self.config.linger_s and 0 < len(self._inputs[CLIENTS].puller.buffer) < 64:
+            await asyncio.sleep(self.config.linger_s)
+        pause = 0.0
+        async with self._between:
+            try:
+                await self._say()
+                # asked again: a lease may have lapsed while this waited
+                if not (self._gate() and await self._step()):
+                    pause = _IDLE_S
+            except LogFullError:
+                pause = _FULL_WAIT_S
+                # part of it may have been written
+                await self._until_done(self._recover)
+            except (LiveError, nats.errors.Error, TimeoutError, OSError) as error:
+                await self._start_over(error)
+        if pause:
+            await asyncio.sleep(pause)
+
+    async def _is_work(self) -> bool:
+        """Whether something waits on an input, once all are as they should be."""
         try:
             await self._refresh()
-            if not any(source.puller.buffer for source in self._inputs.values()):
-                await self._arrived.wait()
-                return
-            if self._busy and self.config.linger_s and len(self._inputs[CLIENTS].puller.buffer) < 64:
-                await asyncio.sleep(self.config.linger_s)
-            if not await self._step():
-                await asyncio.sleep(_IDLE_S)
-        except LogFullError:
-            await asyncio.sleep(_FULL_WAIT_S)
-            await self._until_done(self._recover)
         except (LiveError, nats.errors.Error, TimeoutError, OSError) as error:
-            self.trouble = repr(error)
-            self.counters.recoveries += 1
-            await self._until_done(self._recover)
+            async with self._between:
+                await self._start_over(error)
+        return any(source.puller.buffer for source in self._inputs.values())
+
+    async def _start_over(self, error: Exception) -> None:
+        self.trouble = repr(error)
+        self.counters.recoveries += 1
+        await self._until_done(self._recover)
+
+    async def _say(self) -> None:
+        """Write what was posted. Whoever posted it hears of a fault and decides anew."""
+        while self._posts and self._begun is None:
+            post = self._posts.popleft()
+            told = post.told
+            try:
+                await self._out.commit([post.output], self._out.positions, max(self.node.epoch, 0))
+            except BaseException as error:
+                if not told.done():
+                    known = isinstance(error, LiveError)
+                    told.set_exception(error if known else LiveError(f"not known to be written: {error!r}"))
+                raise
+            post.then()
+            if not told.done():
+                told.set_result(None)
 
     async def _refresh(self) -> None:
         """Have inputs delivered again whose connection was made anew, or that missed something."""
@@ -265,12 +380,15 @@ class Broker:
 
     async def _step(self) -> bool:
         """Do one step; False when what waits is nothing to work on, or not yet."""
+        # a step that was begun is finished in the epoch that it was begun in
+        epoch = self.node.epoch if self._begun is None else self._begun_epoch
+        if epoch not in self.node.epochs:
+            self.trouble = f"epoch {epoch} is to be routed by, but is not known here yet"
+            return False
         published, linked = self._gather()
         if not published and not linked:
             await self._acknowledge()
             return False
-        # a step that was begun is finished in the epoch that it was begun in
-        epoch = self.node.epoch if self._begun is None else self._begun_epoch
         done = self.node.step(published, linked, epoch)
         await self._reject(done.rejected)
         positions = {
@@ -280,11 +398,21 @@ class Broker:
         await self._out.commit(done.outputs, positions, epoch)
         self._begun = None
         self._busy = len(published) > 1
+        self._size.learn(len(published) + len(linked), done.outputs)
         self.counters.add(done)
+        self._note_sent(self._out.written)
+        if self._on_commit is not None:
+            self._on_commit(done, self._out.written)
         for source in list(self._inputs.values()):
             source.inlet.commit(source.inlet.taken)
         await self._acknowledge()
         return True
+
+    def _note_sent(self, written: Sequence[Written]) -> None:
+        for each in written:
+            lane, _, to = each.output.lane.rpartition(".")
+            if lane == LINK:
+                self._counted[name_of(to), int(each.output.headers["E"])] = each.number
 
     async def _acknowledge(self) -> None:
         """Tell the servers what is safe."""
@@ -308,16 +436,18 @@ class Broker:
         for source in list(self._inputs.values()):
             last = None if self._begun is None else self._begun.get(source.key, 0)
             while source.puller.buffer:
-                full = room <= 0 or len(published) + len(linked) >= _MOST_STEP_MESSAGES
+                full = room <= 0 or len(published) + len(linked) >= self._size.messages
                 if full if last is None else source.inlet.taken >= last:
                     break
                 message = source.puller.take()
+                source.behind = _left(message)
                 number = source.number(message)
                 verdict = source.inlet.verdict(number)
                 if verdict is Verdict.GAP:
                     self._missed(source, number)
                     continue
                 if verdict is Verdict.OLD:
+                    self.counters.redeliveries += 1
                     if number <= source.inlet.committed and source.due is None:
                         source.again = message  # its acknowledgement was lost
                     continue
@@ -367,7 +497,7 @@ class Broker:
                 "Nats-Msg-Id": _ascii(f"{entry.client}/{entry.position}/{entry.event_id}/{entry.reason}"),
             }
             subject = f"rejected.{token(entry.client)}"
-            await self._connection.request(subject, entry.raw, timeout=5, headers=headers)
+            await self.connection.request(subject, entry.raw, timeout=5, headers=headers)
 
     async def _take_over(self) -> None:
         """Become the one router of this broker."""
@@ -378,6 +508,8 @@ class Broker:
     async def _recover(self) -> None:
         """Go back to what the log says."""
         recovered: Recovered = await self._out.load()
+        # what was written without an answer is counted by this, with every epoch
+        self._ends = {n: await self._out.number(f"{LINK}.{token(n)}") for n in self.config.neighbours}
         self._begun = recovered.begun
         self._begun_epoch = recovered.epoch or 0
         for source in list(self._inputs.values()):
@@ -393,33 +525,26 @@ class Broker:
             await asyncio.sleep(_PURGE_EVERY_S)
             with contextlib.suppress(LiveError, nats.errors.Error, TimeoutError, OSError):
                 await self.purge()
+            if self._size.settle():
+                await asyncio.to_thread(give_back)
+
+    async def look(self) -> None:
+        """See where readers stand (`keeper.readers`). Cost: a request per 256 lanes."""
+        await self.keeper.look(self.connection)
 
     async def purge(self, *, window_s: float = DUPLICATE_WINDOW_S) -> None:
         """Forget what everyone has: publishes that are routed and whose ids no client may send again, and
         of each lane all before the last message that its reader has."""
-        own = self._connection
+        await self.look()
         lanes = [(f"link_{token(n)}", f"{LINK}.{token(n)}") for n in self.config.neighbours]
-        lanes += [(f"client_{token(c)}", f"{DELIVER}.{token(c)}") for c in self.config.clients]
-        for consumer, lane in lanes:
-            told = await api(own, f"CONSUMER.INFO.{OUT}.{consumer}", {})
-            floor = told.get("ack_floor")
-            seq = int(floor["stream_seq"]) if isinstance(floor, dict) else 0
-            if seq > 1:
-                await self._out.purge(lane, seq)
-        await self._out.purge(LOG, self._out.last)
-        committed = self._inputs[CLIENTS].inlet.committed
-        info = await api(own, f"STREAM.INFO.{IN}", {})
-        state = info.get("state")
-        full = isinstance(state, dict) and int(state["bytes"]) > self.config.sizes.published // 2
-        now = time.monotonic()
-        self._old.append((now, committed))
-        old = [seq for at, seq in self._old if full or now - at >= window_s]
-        if old and old[-1] > 1:
-            await api(own, f"STREAM.PURGE.{IN}", {"seq": old[-1]})
-        self._old = [(at, seq) for at, seq in self._old if now - at < window_s]
+        lanes += [(f"client_{token(c)}", f"{DELIVER}.{token(c)}") for c in sorted(self.clients)]
+        await self.keeper.purge_lanes(self._out, lanes)
+        routed = self._inputs[CLIENTS].inlet.committed
+        await self.keeper.purge_published(self.connection, routed, window_s)
 
     @property
-    def _connection(self) -> Nats:
+    def connection(self) -> Nats:
+        """To the own server, from when `run` has connected."""
         assert self._own is not None
         return self._own
 
@@ -429,9 +554,11 @@ class Broker:
         return self._log
 
     async def _close(self) -> None:
-        for task in self._links:
-            task.cancel()
-        await asyncio.gather(*self._links, return_exceptions=True)
+        while self._posts:
+            told = self._posts.popleft().told
+            if not told.done():
+                told.set_exception(LiveError("the broker ended before this was written"))
+        await end_tasks(self._links)
         for source in list(self._inputs.values()):
             await source.puller.stop()
         others = {id(s.connection): s.connection for s in self._inputs.values()}
@@ -450,6 +577,11 @@ def _published(message: Pulled) -> Published:
     return Published(
         client, message.payload, headers.get("Content-Type"), headers.get("Nats-Msg-Id"), message.sequence
     )
+
+
+def _left(message: Pulled) -> int:
+    """How many messages waited behind this one when it was sent."""
+    return int(message.reply.rpartition(".")[2] or 0)
 
 
 def _ascii(text: str) -> str:

@@ -4,10 +4,14 @@ Owns the client's side of the lanes. `publish` returns when the event is stored 
 and asks again with the same id until then; the server knows ids for ten minutes, so an answer that was
 lost does no harm. Before they are over it gives up with `OutcomeUnknownError`.
 
-`deliveries` yields what comes on the lane with its number. What was yielded is acknowledged when the next
-is asked for: a client that keeps the number of the last one it has dealt with, together with the effects,
-and gives it as `after` when it comes back, gets every delivery exactly once. Another may get the last
-ones again.
+`LaneReader` takes what comes on the lane, each number once and in order, and acknowledges what it is told
+to. `deliveries` is the simple form of it: what was yielded is acknowledged when the next is asked for. A
+client that keeps the number of the last one it has dealt with, together with the effects, and gives it as
+`after` when it comes back, gets every delivery exactly once. Another may get the last ones again.
+
+A message with the header X and a reason says that the broker suspended the client: what was unread before
+it is gone, and nothing follows until the client resumes. It is raised as `SuspendedError`, at its number.
+One with an empty X says that the client is served again; it is a delivery without events.
 """
 
 import asyncio
@@ -22,24 +26,51 @@ import nats.errors
 import pyarrow as pa
 from nats.aio.client import Client as Nats
 
+from ramify.content.events import FIXED_COLUMNS
 from ramify.errors import LiveError
 from ramify.overlay.live.frames import LINK_LIMITS, decode_events, encode_events
 from ramify.overlay.live.intake import ARROW_TYPE
 from ramify.overlay.live.lanes import Inlet, Verdict
 from ramify.overlay.live.names import OUT, PUBLISH, token
-from ramify.overlay.live.pulling import Puller
+from ramify.overlay.live.pulling import Pulled, Puller
 from ramify.overlay.live.security import INFO
 from ramify.overlay.live.streams import DUPLICATE_WINDOW_S, Endpoint, connect
 
-__all__ = ["Delivered", "LaneClient", "OutcomeUnknownError"]
+__all__ = ["Delivered", "LaneClient", "LaneReader", "OutcomeUnknownError", "SuspendedError"]
 
 _TRY_S = 2.0
 _GAP_S = 0.5
 _WAIT_S = 0.2
+# Longer than anything that was handed out to a reader that is gone takes to come again.
+_GONE_S = 30.0
+
+_FULL = {10077, 10047, 10023, 10025}  # bytes or messages of the stream, file store, account
 
 
 class OutcomeUnknownError(LiveError):
     """The broker's server did not answer in time: the events may have been accepted or not."""
+
+
+class SuspendedError(LiveError):
+    """The broker stopped serving this client. `reason` is quota or lease; `number` is where on the lane."""
+
+    code = "suspended"
+
+    def __init__(self, reason: str, number: int = 0, text: str | None = None) -> None:
+        self.reason = reason
+        self.number = number
+        why = _SUSPENSIONS.get(reason, f"it was suspended: {reason}")
+        super().__init__(
+            text
+            or f"{why}. What was unread is gone, and what is published until the client resumes will not "
+            "come. Call resume() (or subscribe again) to go on."
+        )
+
+
+_SUSPENSIONS = {
+    "quota": "more waited for this client than its quota allows",
+    "lease": "this client did not read for longer than its lease",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,113 +87,287 @@ class LaneClient:
 
     def __init__(self, name: str, connection: Nats) -> None:
         self.name = name
-        self._nats = connection
+        self.token = token(name)
+        self.connection = connection
+        # what the server said when it refused something for good; empty while it does not
+        self.refused = ""
 
     @classmethod
-    async def connect(cls, name: str, endpoint: Endpoint) -> "LaneClient":
-        """Connect to the server of the client's broker."""
-        return cls(name, await connect(endpoint))
+    async def connect(
+        cls,
+        name: str,
+        endpoint: Endpoint,
+        *,
+        failed: Callable[[Exception], None] = lambda error: None,
+        **options: object,
+    ) -> "LaneClient":
+        """Connect to the server of the client's broker; waits until it is there.
+
+        `failed` hears of each attempt that did not succeed; `options` are those of nats-py, such as `tls`.
+        """
+        client: LaneClient | None = None
+
+        async def noted(error: Exception) -> None:
+            failed(error)
+            if client is not None and "permissions violation" in str(error).lower():
+                client.refused = str(error)
+
+        client = cls(name, await connect(endpoint, **{"error_cb": noted, **options}))
+        return client
 
     async def close(self) -> None:
         """Disconnect."""
-        await self._nats.close()
+        await self.connection.close()
+
+    def check_allowed(self) -> None:
+        """Raise `LiveError` when the server has refused what every client may do under its own name."""
+        if self.refused:
+            raise LiveError(f"{self.refused}: the key is not that of client {self.name!r}, or not one here")
+        if self.connection.is_closed:
+            raise LiveError(f"client {self.name!r} is closed")
 
     async def publish(
-        self, events: pa.RecordBatch | bytes, *, id: str | None = None, give_up_s: float = 60.0
+        self,
+        events: pa.RecordBatch | bytes,
+        *,
+        id: str | None = None,
+        give_up_s: float = 60.0,
+        content_type: str | None = None,
     ) -> int:
         """Publish a batch of events, or one CloudEvent as JSON; returns its place in the broker's stream.
 
-        `id` tells two publishes apart from one that is tried again.
+        `id` tells two publishes apart from one that is tried again. A stream that is full is tried again
+        too.
 
         Raises
         ------
         OutcomeUnknownError
-            When no answer came within `give_up_s`.
+            When no answer came within `give_up_s`, which counts up to half the time that ids are known.
         LiveError
-            When the server refuses: its stream is full, or the message is too large.
+            When the server refuses, and nothing was accepted.
         """
         headers = {"Nats-Msg-Id": id or uuid.uuid4().hex}
         if isinstance(events, pa.RecordBatch):
-            headers["Content-Type"] = ARROW_TYPE
-            payload = encode_events(events)
+            content_type, payload = ARROW_TYPE, encode_events(events)
         else:
             payload = events
+        if content_type is not None:
+            headers["Content-Type"] = content_type
         deadline = time.monotonic() + min(give_up_s, DUPLICATE_WINDOW_S / 2)
-        while True:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise OutcomeUnknownError(
-                    f"no answer to publish {headers['Nats-Msg-Id']} within {give_up_s:g} s: it may have "
-                    "been accepted. Publish it again with the same id within ten minutes, or look for it."
-                )
+        full, unanswered = "", False
+        while (left := deadline - time.monotonic()) > 0:
+            self.check_allowed()
             try:
-                subject = f"{PUBLISH}.{token(self.name)}"
-                answer = await self._nats.request(
-                    subject, payload, timeout=min(left, _TRY_S), headers=headers
+                answer = await self.connection.request(
+                    f"{PUBLISH}.{self.token}", payload, timeout=min(left, _TRY_S), headers=headers
                 )
+            except nats.errors.MaxPayloadError:
+                raise LiveError(
+                    f"the message has {len(payload)} bytes, the server takes {self.connection.max_payload}"
+                ) from None
+            except nats.errors.NoRespondersError:
+                await asyncio.sleep(min(0.1, left))  # it was not stored: there is no stream yet
+                continue
             except (nats.errors.Error, TimeoutError):
-                await asyncio.sleep(min(0.1, max(0.0, left)))
+                unanswered = True
+                await asyncio.sleep(min(0.1, left))
                 continue
             told = json.loads(answer.data)
-            if "error" in told:
-                raise LiveError(f"the broker refused the publish: {told['error'].get('description')}")
-            return int(told["seq"])
+            if "error" not in told:
+                return int(told["seq"])
+            said = str(told["error"].get("description"))
+            if told["error"].get("err_code") not in _FULL:
+                raise LiveError(f"the broker refused the publish: {said}")
+            full = said
+            await asyncio.sleep(min(0.5, left))
+        if full and not unanswered:
+            raise LiveError(f"the broker has no room for what is published ({full}): try again later")
+        raise OutcomeUnknownError(
+            f"no answer to publish {headers['Nats-Msg-Id']} within {give_up_s:g} s: it may have "
+            "been accepted. Publish it again with the same id within ten minutes, or look for it."
+        )
 
     async def deliveries(self, after: int | None = None) -> AsyncIterator[Delivered]:
         """What comes on the lane after a number, in order, without end. See the module.
 
         Without a number it goes on after what was acknowledged last.
         """
-        arrived = asyncio.Event()
-        consumer = f"client_{token(self.name)}"
-        puller = Puller(self._nats, OUT, consumer, arrived, f"{INFO}.{consumer}")
-        # where the lane stands is known, or shows in what comes first: it comes in order after a reset
-        known = after is not None or not await self._was_read()
-        inlet = Inlet(after or 0)
-        await puller.start()
-        connections = -1
-        behind, since = 0, 0.0  # a number before which something is missing, and since when
+        reader = LaneReader(self, after)
         try:
             while True:
-                arrived.clear()
-                if not known and connections != self._nats.stats["reconnects"]:
-                    connections = self._nats.stats["reconnects"]
-                    await self._insist(puller.reset)
-                if puller.strayed or (behind > inlet.taken + 1 and time.monotonic() - since > _GAP_S):
-                    behind = 0
-                    await self._insist(puller.reset)
-                if not puller.buffer:
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(_GAP_S):
-                            await arrived.wait()
-                    continue
-                message = puller.take()
-                number = int(message.headers.get("L", "0"))
-                if not known and connections == self._nats.stats["reconnects"]:
-                    inlet.forget_taken(number - 1)
-                    known = True
-                verdict = inlet.verdict(number) if known else Verdict.GAP
-                if verdict is Verdict.GAP:
-                    behind, since = max(behind, number), since if behind else time.monotonic()
-                    continue
-                if verdict is Verdict.OLD:
-                    await puller.acknowledge(message.reply)
-                    continue
-                if inlet.taken >= behind:
-                    behind = 0
-                ids = tuple(json.loads(message.headers.get("F", "[]")))
-                yield Delivered(number, ids, decode_events(message.payload, LINK_LIMITS))
-                inlet.commit(number)
-                await puller.acknowledge(message.reply)
+                delivered = await reader.take()
+                yield delivered
+                await reader.acknowledge(delivered.number)
         finally:
-            await puller.stop()
+            await reader.stop()
+
+
+class LaneReader:
+    """Takes what comes on a client's lane; `take` may be cancelled and called again, nothing is lost.
+
+    What was taken stays unacknowledged until `acknowledge`: bound how much that is.
+    """
+
+    def __init__(self, client: LaneClient, after: int | None = None) -> None:
+        self._client = client
+        self._nats = client.connection
+        self._arrived = asyncio.Event()
+        consumer = f"client_{client.token}"
+        self._info = f"{INFO}.{consumer}"
+        self._puller = Puller(self._nats, OUT, consumer, self._arrived, self._info)
+        self._inlet = Inlet(after or 0)
+        # where the lane stands is known, or shows in what comes first: it comes in order after a reset
+        self._known = after is not None
+        self._started = False
+        self._connections = -1
+        # a number before which something is missing, and since when
+        self._behind, self._since = 0, 0.0
+        # since when nothing could be taken although something came, and the lowest number of that
+        self._stuck, self._lowest = 0.0, 0
+        # number -> where to acknowledge what was taken
+        self._replies: dict[int, str] = {}
+        self._suspension: tuple[int, str] | None = None
+
+    @property
+    def position(self) -> int:
+        """The number of what was taken last."""
+        return self._inlet.taken
+
+    async def take(self) -> Delivered:
+        """The next one.
+
+        Raises
+        ------
+        SuspendedError
+            When the client is suspended; taking goes on behind that.
+        LiveError
+            When what would be next can never come: another reader of this client has acknowledged it.
+        """
+        if not self._started:
+            self._known = self._known or not await self._was_read()
+            await self._puller.start()
+            self._started = True
+        while True:
+            self._client.check_allowed()
+            self._arrived.clear()
+            if self._suspension is not None:
+                await self._raise_suspension(*self._suspension)
+            await self._set_right()
+            if not self._puller.buffer:
+                await self._wait(_GAP_S)
+                continue
+            message = self._puller.take()
+            number = int(message.headers.get("L", "0"))
+            verdict = self._verdict(number, message)
+            if verdict is Verdict.OLD and number <= self._inlet.committed:
+                await self._puller.acknowledge(message.reply)  # the server did not hear it
+            if verdict is not Verdict.NEXT:
+                continue
+            self._replies[number] = message.reply
+            reason = message.headers.get("X")
+            if reason is None:
+                ids = tuple(json.loads(message.headers.get("F", "[]")))
+                return Delivered(number, ids, decode_events(message.payload, LINK_LIMITS))
+            if not reason:
+                return Delivered(number, (), _nothing())
+            self._suspension = number, reason
+
+    async def acknowledge(self, number: int) -> None:
+        """This one and all before it are dealt with. Never raises for a server that is away: what it does
+        not hear comes again, and is dropped."""
+        self._inlet.commit(number)
+        last = max((n for n in self._replies if n <= number), default=None)
+        if last is None:
+            return
+        reply = self._replies[last]
+        self._replies = {n: r for n, r in self._replies.items() if n > number}
+        with contextlib.suppress(nats.errors.Error, OSError):
+            await self._puller.acknowledge(reply)
+
+    async def stop(self) -> None:
+        """Read no more."""
+        if self._started:
+            await self._puller.stop()
+
+    def _verdict(self, number: int, message: Pulled) -> Verdict:
+        if not self._known:
+            if self._connections != self._nats.stats["reconnects"]:
+                return Verdict.GAP
+            self._inlet.forget_taken(number - 1)
+            self._known = True
+        verdict = self._inlet.verdict(number)
+        if verdict is Verdict.GAP and "X" in message.headers:
+            # what was before it is purged
+            self._inlet.forget_taken(number - 1)
+            self._replies.clear()
+            verdict = self._inlet.verdict(number)
+        now = time.monotonic()
+        if verdict is Verdict.GAP:
+            self._since = self._since if self._behind else now
+            self._lowest = min(self._lowest, number) if self._stuck else number
+            self._stuck = self._stuck or now
+            self._behind = max(self._behind, number)
+        elif verdict is Verdict.NEXT:
+            self._stuck = 0.0
+            if self._inlet.taken >= self._behind:
+                self._behind = 0
+        elif number > self._inlet.committed:
+            self._replies[number] = message.reply  # after a reset the earlier one counts no more
+        return verdict
+
+    async def _set_right(self) -> None:
+        """Have the lane delivered again from what was acknowledged, if something is missing."""
+        connections = self._nats.stats["reconnects"]
+        if self._connections != connections:
+            self._stuck = 0.0
+        if not self._known and self._connections != connections:
+            await self._reset()
+        self._connections = connections
+        if self._stuck and time.monotonic() - self._stuck > _GONE_S:
+            self._stuck = 0.0
+            raise LiveError(
+                f"the deliveries after {self._inlet.taken} of client {self._client.name!r} were "
+                f"acknowledged before: go on after {self._lowest - 1}, and keep the position "
+                "with what it stands for"
+            )
+        late = self._behind > self._inlet.taken + 1 and time.monotonic() - self._since > _GAP_S
+        if late or (self._puller.strayed and await self._has_strayed()):
+            self._behind = 0
+            await self._reset()
+
+    async def _reset(self) -> None:
+        self._replies.clear()
+        await self._insist(self._puller.reset)
+
+    async def _has_strayed(self) -> bool:
+        """Whether the server waits for more acknowledgements than there are messages taken and held."""
+        self._puller.strayed = False
+        try:
+            told = json.loads((await self._nats.request(self._info, b"", timeout=_TRY_S)).data)
+        except (nats.errors.Error, TimeoutError):
+            return False
+        return int(told.get("num_ack_pending", 0)) > len(self._replies) + len(self._puller.buffer)
+
+    async def _raise_suspension(self, number: int, reason: str) -> None:
+        """Whoever reads again finds it again, until the client has resumed: then something follows."""
+        if not self._puller.buffer:
+            await self._wait(_GAP_S)
+        if self._puller.buffer:
+            await self.acknowledge(number)
+        self._suspension = None
+        raise SuspendedError(reason, number)
+
+    async def _wait(self, limit_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._arrived.wait()
 
     async def _was_read(self) -> bool:
         """Whether anything on the lane was ever acknowledged."""
-        subject = f"{INFO}.client_{token(self.name)}"
         while True:
+            self._client.check_allowed()
             try:
-                told = json.loads((await self._nats.request(subject, b"", timeout=_TRY_S)).data)
+                told = json.loads((await self._nats.request(self._info, b"", timeout=_TRY_S)).data)
                 return int(told["ack_floor"]["stream_seq"]) > 0
             except (nats.errors.Error, TimeoutError, KeyError):
                 # its router makes the consumer: until then nothing can be read
@@ -170,7 +375,12 @@ class LaneClient:
 
     async def _insist(self, what: Callable[[], Awaitable[None]]) -> None:
         while True:
+            self._client.check_allowed()
             try:
                 return await what()
             except (LiveError, nats.errors.Error, TimeoutError):
                 await asyncio.sleep(_WAIT_S)
+
+
+def _nothing() -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([], FIXED_COLUMNS)

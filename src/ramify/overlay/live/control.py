@@ -64,7 +64,7 @@ class Spelled(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
     sql: str | None = None
     pattern: Any = None
-    keywords: list[str] | list[list[str]] | None = None
+    keywords: list[str | list[str]] | None = None
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

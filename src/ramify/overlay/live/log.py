@@ -39,6 +39,7 @@ __all__ = [
     "Output",
     "Recovered",
     "SupersededError",
+    "Written",
 ]
 
 MOST_MESSAGES = 900
@@ -71,6 +72,15 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """An output in the log: its sequence there, its number on the lane."""
+
+    output: Output
+    sequence: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Recovered:
     """Where the log ends. `begun` are the positions of a step of which only a part was written, `epoch` the
     one that it must be finished in: half a step in another would send events two ways."""
@@ -95,6 +105,8 @@ class OutLog:
         self._written: dict[str, bool] = {}
         self._writer = uuid.uuid4().hex
         self._claimed = False
+        # what the last commit wrote; after an exception, what is known to be there
+        self.written: list[Written] = []
 
     @property
     def positions(self) -> Mapping[str, int]:
@@ -148,6 +160,7 @@ class OutLog:
 
         After an exception other than `LogFullError` it may have been written or not: `load` tells.
         """
+        self.written = []
         if self._begun is not None:
             outputs = await self._unwritten(outputs, positions)
         parts = _parts(outputs)
@@ -206,6 +219,8 @@ class OutLog:
             await self._nats.publish(output.lane, output.payload, headers=headers)
         output, headers = messages[-1]
         self._check(await self._request(output.lane, output.payload, headers), len(messages))
+        for place, (output, headers) in enumerate(messages, self._last + 1):
+            self.written.append(Written(output, place, int(headers["L"])))
         self._last += len(messages)
         self._numbers.update(numbers)
 
@@ -232,6 +247,10 @@ class OutLog:
         if told:
             keep_from = min(floor, int(told["message"]["seq"]))
             await self._api(f"STREAM.PURGE.{OUT}", {"filter": lane, "seq": keep_from})
+
+    async def last_headers(self, lane: str) -> dict[str, str]:
+        """The headers of the last message on a lane; none if there is none."""
+        return await self._headers({"last_by_subj": lane})
 
     async def _headers(self, wanted: Mapping[str, object]) -> dict[str, str]:
         """The headers of one message; none if there is no such message."""

@@ -44,6 +44,7 @@ __all__ = [
     "new_user",
     "pair_of",
     "quote",
+    "read_seed",
     "tls_config",
 ]
 
@@ -214,20 +215,23 @@ class KeyRing:
 
     def read(self, role: Role) -> KeyPair:
         """The user's key. Raises `InputError` when there is none, it is damaged, or others may read it."""
-        path = self.path(role)
-        try:
-            _check_mode(path, 0o600)
-            text = path.read_bytes()
-        except FileNotFoundError:
-            reason = f"no key for {role.kind} {role.name!r}: copy its seed here"
-            raise InputError(reason, path=str(path)) from None
-        except OSError as error:
-            raise InputError(f"cannot read the key: {error.strerror}", path=str(path)) from None
-        try:
-            return pair_of(text.decode("ascii", "replace").strip())
-        except InputError as error:
-            reason = f"{error.reason}. Restore the file, or delete it for a new key and tell the servers."
-            raise InputError(reason, path=str(path)) from None
+        return read_seed(self.path(role), f"no key for {role.kind} {role.name!r}: copy its seed here")
+
+
+def read_seed(path: Path, missing: str = "there is no such key: copy its seed here") -> KeyPair:
+    """The key in a file. Raises `InputError` when there is none, it is damaged, or others may read it."""
+    try:
+        _check_mode(path, 0o600)
+        text = path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(missing, path=str(path)) from None
+    except OSError as error:
+        raise InputError(f"cannot read the key: {error.strerror}", path=str(path)) from None
+    try:
+        return pair_of(text.decode("ascii", "replace").strip())
+    except InputError as error:
+        reason = f"{error.reason}. Restore the file, or delete it for a new key and tell the servers."
+        raise InputError(reason, path=str(path)) from None
 
 
 def _write_once(path: Path, seed: str) -> None:

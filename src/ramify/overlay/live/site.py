@@ -46,22 +46,27 @@ class Site:
         """The clients of a broker."""
         return sorted(client for client, at in self.clients.items() if at == broker)
 
-    def server(self, broker: str, *, port: int = 0) -> Server:
-        """The server under a broker, not started."""
+    def accounts(self, broker: str) -> str:
+        """Who may do what on a broker's server, for its configuration."""
         ring = self.ring
 
         def public(roles: Iterable[Role]) -> dict[str, str]:
             return {role.name: ring.pair(role).public for role in roles}
 
         # a neighbour reads its lane from many servers: a key of its own for each
-        accounts = accounts_config(
+        return accounts_config(
             ring.pair(Router(broker)).public,
             public(map(Neighbour, self.neighbours(broker))),
             public(map(Client, self.attached(broker))),
         )
+
+    def server(self, broker: str, *, port: int = 0) -> Server:
+        """The server under a broker, not started."""
         store = self.directory / "brokers" / token(broker)
         reserved = self.sizes.published + self.sizes.out + self.sizes.rejected + self.sizes.samples
-        config = ServerConfig(broker, store, accounts, port=port, max_file_store=reserved + (64 << 20))
+        config = ServerConfig(
+            broker, store, self.accounts(broker), port=port, max_file_store=reserved + (64 << 20)
+        )
         return Server(config)
 
     def broker(self, broker: str, urls: Mapping[str, str]) -> BrokerConfig:

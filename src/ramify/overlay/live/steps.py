@@ -12,12 +12,14 @@ A message on a link has the frame's events as its payload and these headers:
     N   how many events
 
 A message to a client has N, and in F the ids of the subscriptions that its events are for, as JSON.
+
+An event that no message can hold is rejected where that shows. Deliveries to a muted client are dropped and
+counted: its subscriptions are suspended (`quotas`).
 """
 
 import base64
 import binascii
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -25,17 +27,30 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ramify.content.events import AttributeType
 from ramify.errors import InputError, LimitError
 from ramify.overlay.headers import Header, Kind
-from ramify.overlay.live.frames import LINK_LIMITS, Limits, concat, decode_events, encode_events, split
+from ramify.overlay.live.frames import (
+    LINK_LIMITS,
+    MOST_FRAME_BYTES,
+    Limits,
+    concat,
+    decode_events,
+    encode_events,
+    split,
+)
 from ramify.overlay.live.intake import Published, Rejected, take_in_by_client
 from ramify.overlay.live.log import Output
 from ramify.overlay.live.names import DELIVER, LINK, token
 from ramify.overlay.router import Frame, Router, RoutingPlan
 
-__all__ = ["Linked", "Node", "Stepped"]
+__all__ = ["Crossed", "Linked", "Node", "Stepped"]
 
-# Joined frames must pass the limits of their readers and of servers, however many waited.
+TOO_LARGE = "too_large"
+"""Why an event was rejected that no message of a server can hold."""
+
+_FRAMING_BYTES = 64 << 10
+"""Left in a message for subject and headers of the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +64,28 @@ class Linked:
 
 
 @dataclass(slots=True)
+class Crossed:
+    """What crossed a link: events, bytes of events, bytes of messages."""
+
+    messages: int = 0
+    payload_bytes: int = 0
+    wire_bytes: int = 0
+
+    def add(self, messages: int, payload_bytes: int, wire_bytes: int) -> None:
+        """Count some more."""
+        self.messages += messages
+        self.payload_bytes += payload_bytes
+        self.wire_bytes += wire_bytes
+
+
+@dataclass(slots=True)
 class Stepped:
-    """What a step comes to. Per neighbour: events (`messages`), bytes of events and bytes of messages."""
+    """What a step comes to.
+
+    sent       (epoch, neighbour) -> what goes over that link
+    published  the events that clients published, as they were routed, with `epoch`
+    dropped    deliveries to muted clients, which nobody gets
+    """
 
     outputs: list[Output] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
@@ -58,9 +93,10 @@ class Stepped:
     frames_in: int = 0
     matchings: int = 0
     deliveries: int = 0
-    messages: Counter[str] = field(default_factory=Counter)
-    payload: Counter[str] = field(default_factory=Counter)
-    wire: Counter[str] = field(default_factory=Counter)
+    dropped: int = 0
+    epoch: int = -1
+    sent: dict[tuple[int, str], Crossed] = field(default_factory=dict)
+    published: list[pa.RecordBatch] = field(default_factory=list)
 
 
 class Node:
@@ -71,6 +107,25 @@ class Node:
         self._limits = limits or Limits()
         self._routers: dict[int, tuple[RoutingPlan, Router]] = {}
         self.epoch = -1
+        # clients whose deliveries are dropped
+        self.muted: set[str] = set()
+        # what a message may have, headers included; servers say how much they take
+        self.most_bytes = MOST_FRAME_BYTES + (1 << 20)
+
+    @property
+    def epochs(self) -> tuple[int, ...]:
+        """The epochs that are known here."""
+        return tuple(sorted(self._routers))
+
+    def clients(self, epoch: int) -> frozenset[str]:
+        """The clients that an epoch's plan has subscriptions of, at this broker."""
+        routing = self._routers[epoch][0]
+        return frozenset(routing.clients_at(routing.plan.overlay.index[self.name]))
+
+    def schema(self) -> Mapping[str, AttributeType]:
+        """The types of attributes that filters are read with, in the epoch that events enter."""
+        known = self._routers.get(self.epoch)
+        return {} if known is None else known[0].plan.classes.schema
 
     def install(self, epoch: int, routing: RoutingPlan) -> None:
         """Make an epoch known. Events that clients publish enter it once it is the one to `flip` to."""
@@ -83,6 +138,11 @@ class Node:
                 f"broker {self.name} does not know epoch {epoch}; it has {sorted(self._routers)}"
             )
         self.epoch = epoch
+
+    def forget(self) -> None:
+        """Forget all epochs: nothing can be routed until some are installed."""
+        self._routers.clear()
+        self.epoch = -1
 
     def retire(self, epoch: int) -> None:
         """Forget an epoch that no event is in any more."""
@@ -97,12 +157,13 @@ class Node:
         Clients' events enter the present epoch, or the one given.
         """
         entered = self.epoch if epoch is None else epoch
-        done = Stepped(frames_in=len(published) + len(linked))
+        done = Stepped(frames_in=len(published) + len(linked), epoch=entered)
         sends: dict[tuple[str, int, Header], list[pa.RecordBatch]] = {}
         hands: dict[tuple[str, tuple[str, ...]], list[pa.RecordBatch]] = {}
         if published:
             taken, rejected = take_in_by_client(published, self._limits)
             done.rejected += rejected
+            done.published = taken
             for events in taken:
                 self._route(Frame(events), None, entered, done, sends, hands)
         for (sender, stamped, header), batches in self._frames(linked, done).items():
@@ -150,13 +211,14 @@ class Node:
             key = (overlay.brokers[to], epoch, onward.header)
             sends.setdefault(key, []).append(onward.events)
         # client -> (rows, the subscriptions that they are for), one per class
-        wanted: dict[str, list[tuple[npt.NDArray[np.int64], list[str]]]] = {}
+        wanted: dict[str, list[tuple[npt.NDArray[np.int64], tuple[str, ...]]]] = {}
         for delivery in routed.deliveries:
-            mine: dict[str, list[str]] = {}
-            for subscription in routing.plan.classes.members[delivery.class_id]:
-                mine.setdefault(subscription.client, []).append(subscription.id)
-                done.deliveries += len(delivery.rows)
-            for client, ids in mine.items():
+            for client, ids in routing.receivers(delivery.class_id):
+                count = len(delivery.rows) * len(ids)
+                if client in self.muted:
+                    done.dropped += count
+                    continue
+                done.deliveries += count
                 wanted.setdefault(client, []).append((delivery.rows, ids))
         for client, parts in wanted.items():
             for names, rows in _by_subscriptions(parts):
@@ -172,26 +234,42 @@ class Node:
     ) -> None:
         for (to, epoch, header), batches in sends.items():
             for events in self._pieces(batches):
-                payload = encode_events(events)
                 headers = _headers(epoch, header, events.num_rows)
+                payload = self._payload(events, headers, done)
+                if payload is None:
+                    continue
                 done.outputs.append(Output(f"{LINK}.{token(to)}", payload, headers))
-                done.messages[to] += events.num_rows
-                done.payload[to] += int(np.asarray(events.column("_size_bytes")).sum())
-                done.wire[to] += len(payload) + sum(len(k) + len(v) + 4 for k, v in headers.items())
+                size = int(np.asarray(events.column("_size_bytes")).sum())
+                wire = len(payload) + _bytes_of(headers)
+                done.sent.setdefault((epoch, to), Crossed()).add(events.num_rows, size, wire)
         for (client, ids), batches in hands.items():
             for events in self._pieces(batches):
                 headers = {"N": str(events.num_rows), "F": json.dumps(ids)}
-                lane = f"{DELIVER}.{token(client)}"
-                done.outputs.append(Output(lane, encode_events(events), headers))
+                payload = self._payload(events, headers, done)
+                if payload is not None:
+                    done.outputs.append(Output(f"{DELIVER}.{token(client)}", payload, headers))
+
+    def _payload(self, events: pa.RecordBatch, headers: Mapping[str, str], done: Stepped) -> bytes | None:
+        """The events as a message has them; None, and rejected, when no message can."""
+        payload = encode_events(events)
+        size = len(payload) + _bytes_of(headers) + _FRAMING_BYTES
+        if size <= self.most_bytes:
+            return payload
+        columns = [events.column(name).to_pylist() for name in ("publisher", "id")]
+        detail = f"it takes {size} bytes on the wire, and the broker's server takes {self.most_bytes}"
+        for publisher, id_ in zip(*columns, strict=True):
+            done.rejected.append(Rejected(publisher or self.name, 0, id_, TOO_LARGE, detail, b""))
+        return None
 
     def _pieces(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The batches joined where they agree, each small enough for whoever reads it."""
+        most = max(1, min(MOST_FRAME_BYTES, self.most_bytes - (self.most_bytes >> 3) - _FRAMING_BYTES))
         for events in concat(batches):
-            yield from split(events)
+            yield from split(events, most)
 
 
 def _by_subscriptions(
-    parts: list[tuple[npt.NDArray[np.int64], list[str]]],
+    parts: list[tuple[npt.NDArray[np.int64], tuple[str, ...]]],
 ) -> Iterator[tuple[tuple[str, ...], npt.NDArray[np.int64]]]:
     """The rows of a client that are for the same subscriptions, ascending, in the order of their first."""
     if len(parts) == 1:  # no work per event where one filter wants many
@@ -207,6 +285,10 @@ def _by_subscriptions(
         groups.setdefault(tuple(sorted(at[row])), []).append(row)
     for names, members in groups.items():
         yield names, np.array(members)
+
+
+def _bytes_of(headers: Mapping[str, str]) -> int:
+    return sum(len(name) + len(value) + 4 for name, value in headers.items())
 
 
 def _headers(epoch: int, header: Header, events: int) -> dict[str, str]:

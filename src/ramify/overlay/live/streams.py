@@ -3,6 +3,7 @@
 Owns their settings. Only a router creates streams and consumers.
 """
 
+import asyncio
 import json
 import random
 from collections.abc import Iterable, Mapping
@@ -22,8 +23,10 @@ __all__ = [
     "Sizes",
     "api",
     "connect",
+    "consumers",
     "ensure_consumer",
     "ensure_lanes",
+    "ensure_samples",
     "ensure_streams",
 ]
 
@@ -33,6 +36,7 @@ DUPLICATE_WINDOW_S = 600
 _ACK_WAIT_S = 60
 _MOST_UNACKNOWLEDGED = 5_000
 _MOST_CONSUMERS = 100_000
+_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +133,39 @@ async def ensure_streams(connection: Nats, sizes: Sizes) -> None:
             "max_consumers": _MOST_CONSUMERS,
         },
         {"name": REJECTED, "subjects": ["rejected.*"], "max_bytes": sizes.rejected, **passing},
-        {"name": SAMPLES, "subjects": ["samples.*"], "max_bytes": sizes.samples, **passing},
     ]
     listed = await api(connection, "STREAM.NAMES", {})
     there = set(listed.get("streams") or ())
     for config in wanted:
         verb = "UPDATE" if config["name"] in there else "CREATE"
         await api(connection, f"STREAM.{verb}.{config['name']}", config)
+
+
+async def ensure_samples(connection: Nats, most_bytes: int = 256 << 20) -> None:
+    """Create the stream of sampled events, on the control server; one that exists stays as it is."""
+    listed = await api(connection, "STREAM.NAMES", {"subject": "samples.*"})
+    if SAMPLES not in (listed.get("streams") or ()):
+        config = {
+            "name": SAMPLES,
+            "subjects": ["samples.*"],
+            "max_bytes": most_bytes,
+            "retention": "limits",
+            "storage": "file",
+            "discard": "old",
+            "duplicate_window": DUPLICATE_WINDOW_S * 10**9,
+        }
+        await api(connection, f"STREAM.CREATE.{SAMPLES}", config)
+
+
+async def consumers(connection: Nats, stream: str) -> list[dict[str, Any]]:
+    """The state of every consumer of a stream. Cost: a request per 256."""
+    found: list[dict[str, Any]] = []
+    while True:
+        told = await api(connection, f"CONSUMER.LIST.{stream}", {"offset": len(found)})
+        some = told.get("consumers") or []
+        found += some
+        if not some or len(found) >= int(told.get("total", 0)):
+            return found
 
 
 async def ensure_consumer(connection: Nats, stream: str, name: str, subject: str | None = None) -> None:
@@ -160,5 +190,10 @@ async def ensure_lanes(connection: Nats, neighbours: Iterable[str], clients: Ite
     """A consumer for every lane that is read from here."""
     for broker in neighbours:
         await ensure_consumer(connection, OUT, f"link_{token(broker)}", f"{LINK}.{token(broker)}")
-    for client in clients:
-        await ensure_consumer(connection, OUT, f"client_{token(client)}", f"{DELIVER}.{token(client)}")
+    names = list(clients)
+    for at in range(0, len(names), _AT_ONCE):
+        await asyncio.gather(*(_ensure_client(connection, name) for name in names[at : at + _AT_ONCE]))
+
+
+async def _ensure_client(connection: Nats, client: str) -> None:
+    await ensure_consumer(connection, OUT, f"client_{token(client)}", f"{DELIVER}.{token(client)}")

@@ -1,0 +1,197 @@
+"""A broker's settings in a TOML file: what `ramify broker --config FILE` reads and `ramify up` writes.
+
+Owns the form. Seeds stay in files of their own; a path is relative to the directory of the settings.
+
+    name = "v1"
+    sample_probability = 0.03            # optional, as all that follows but server and control
+    linger_ms = 5.0
+    metrics_port = 9100                  # 0 picks one; without it there are no metrics
+
+    [server]                             # the broker's own, as its router
+    url = "nats://127.0.0.1:15001"
+    seed_file = "keys/router-v1.nk"
+
+    [control]                            # the control server
+    url = "nats://127.0.0.1:15000"
+    seed_file = "keys/control-v1.nk"
+
+    [neighbours."v2"]                    # a neighbour's server, as this broker
+    url = "nats://127.0.0.1:15002"
+    seed_file = "keys/link-v1.nk"
+
+    [sizes]                              # bytes of streams: published, out, rejected, samples
+    [limits]                             # of a client's message: the fields of `Limits`
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from ramify.errors import InputError
+from ramify.overlay.live.broker import BrokerConfig
+from ramify.overlay.live.frames import Limits
+from ramify.overlay.live.governed import GovernedConfig
+from ramify.overlay.live.names import token
+from ramify.overlay.live.sampling import DEFAULT_PROBABILITY
+from ramify.overlay.live.security import Control, Neighbour, Role, Router, read_seed
+from ramify.overlay.live.streams import Endpoint, Sizes
+
+__all__ = ["BrokerFile", "ServerEntry", "read_broker_file", "write_broker_file"]
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEntry:
+    """A server and the file of the seed to connect with; None for a server that asks for none."""
+
+    url: str
+    seed_file: Path | None = None
+
+
+@dataclass(frozen=True)
+class BrokerFile:
+    """What a file says."""
+
+    name: str
+    server: ServerEntry
+    control: ServerEntry
+    neighbours: Mapping[str, ServerEntry]
+    sizes: Sizes = field(default_factory=Sizes)
+    limits: Limits = field(default_factory=Limits)
+    linger_ms: float = 5.0
+    sample_probability: float = DEFAULT_PROBABILITY
+    metrics_port: int | None = None
+
+    def config(self) -> GovernedConfig:
+        """The settings with the seeds. Raises `InputError` for a seed that is missing or open to others."""
+        broker = BrokerConfig(
+            self.name,
+            _endpoint(self.server, Router(self.name)),
+            {name: _endpoint(entry, Neighbour(self.name)) for name, entry in self.neighbours.items()},
+            sizes=self.sizes,
+            limits=self.limits,
+            linger_s=self.linger_ms / 1000,
+        )
+        control = _endpoint(self.control, Control(self.name))
+        return GovernedConfig(broker, control, self.sample_probability)
+
+
+def _endpoint(entry: ServerEntry, role: Role) -> Endpoint:
+    seed = None if entry.seed_file is None else read_seed(entry.seed_file).seed
+    return Endpoint(entry.url, seed, role.inbox_prefix, f"{role.kind} {role.name}")
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    url: str
+    seed_file: str | None = None
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    server: _Entry
+    control: _Entry
+    neighbours: dict[str, _Entry] = {}
+    sizes: dict[str, int] = {}
+    limits: dict[str, int] = {}
+    linger_ms: float = 5.0
+    sample_probability: float = DEFAULT_PROBABILITY
+    metrics_port: int | None = None
+
+
+def read_broker_file(path: str | os.PathLike[str]) -> BrokerFile:
+    """Read settings. Raises `InputError` that names the file and the key."""
+    where = Path(path)
+    try:
+        found = msgspec.convert(tomllib.loads(where.read_text(encoding="utf-8")), _File)
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", path=str(path)) from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"not UTF-8 (byte {error.start})", path=str(path)) from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"not TOML: {error}", path=str(path)) from None
+    except msgspec.ValidationError as error:
+        raise InputError(f"wrong settings: {error}", path=str(path)) from None
+    try:
+        return _checked(found, where.absolute().parent)
+    except InputError as error:
+        raise InputError(error.reason, path=str(path)) from None
+
+
+def _checked(found: _File, base: Path) -> BrokerFile:
+    token(found.name)
+    for name in found.neighbours:
+        token(name)
+        if name == found.name:
+            raise InputError(f"neighbours.{name}: a broker is no neighbour of its own")
+    if not 0.0 <= found.sample_probability <= 1.0:
+        raise InputError(f"sample_probability is {found.sample_probability}: give 0 to 1")
+    if not 0.0 <= found.linger_ms <= 1000.0:
+        raise InputError(f"linger_ms is {found.linger_ms}: give 0 to 1000")
+    if found.metrics_port is not None and not 0 <= found.metrics_port < 1 << 16:
+        raise InputError(f"metrics_port is {found.metrics_port}: give 0 to 65535")
+    return BrokerFile(
+        found.name,
+        _entry("server", found.server, base),
+        _entry("control", found.control, base),
+        {name: _entry(f"neighbours.{name}", entry, base) for name, entry in found.neighbours.items()},
+        _made(Sizes, "sizes", found.sizes),
+        _made(Limits, "limits", found.limits),
+        found.linger_ms,
+        found.sample_probability,
+        found.metrics_port,
+    )
+
+
+def _entry(key: str, entry: _Entry, base: Path) -> ServerEntry:
+    if not entry.url.startswith(("nats://", "tls://")) or len(entry.url) < 8:
+        raise InputError(f"{key}.url is {entry.url[:80]!r}: give nats://host:port or tls://host:port")
+    return ServerEntry(entry.url, None if entry.seed_file is None else base / entry.seed_file)
+
+
+def _made(type_: type[_T], key: str, values: Mapping[str, int]) -> _T:
+    known = [each.name for each in fields(type_)]  # type: ignore[arg-type]
+    for name, value in values.items():
+        if name not in known:
+            raise InputError(f"{key}.{name} is no setting: give {', '.join(known)}")
+        if value < 1:
+            raise InputError(f"{key}.{name} is {value}: give 1 or more")
+    return type_(**values)
+
+
+def write_broker_file(path: str | os.PathLike[str], settings: BrokerFile) -> None:
+    """Write settings; the file is replaced whole. Reading it gives the same settings."""
+    lines = [
+        f"name = {_text(settings.name)}",
+        f"sample_probability = {float(settings.sample_probability)!r}",
+        f"linger_ms = {float(settings.linger_ms)!r}",
+    ]
+    if settings.metrics_port is not None:
+        lines.append(f"metrics_port = {settings.metrics_port}")
+    entries = {"server": settings.server, "control": settings.control}
+    entries |= {f"neighbours.{_text(name)}": entry for name, entry in sorted(settings.neighbours.items())}
+    for key, entry in entries.items():
+        lines += ["", f"[{key}]", f"url = {_text(entry.url)}"]
+        if entry.seed_file is not None:
+            lines.append(f"seed_file = {_text(str(entry.seed_file))}")
+    tables: dict[str, Any] = {"sizes": settings.sizes, "limits": settings.limits}
+    for key, table in tables.items():
+        lines += ["", f"[{key}]", *(f"{f.name} = {getattr(table, f.name)}" for f in fields(table))]
+    where = Path(path)
+    part = where.with_name(f".{where.name}.part")
+    try:
+        where.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text("\n".join([*lines, ""]), encoding="utf-8")
+        part.replace(where)
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", path=str(path)) from None
+
+
+def _text(value: str) -> str:
+    """A basic string of TOML: as in JSON, but DEL must be escaped too."""
+    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")

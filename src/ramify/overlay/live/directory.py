@@ -1,0 +1,181 @@
+"""The files of an overlay on one machine: where `ramify up`, `ramify keys` and clients find each other.
+
+Owns the directory:
+
+    overlay.json               the overlay; a directory belongs to one
+    clients.json               client -> broker; `add_clients` edits it, also while the overlay runs
+    clients/<client>.json      how a client connects (`ClientFile`)
+    keys/ brokers/<broker>/    see `Site`; control/ is the store of the control server
+    config/<broker>.toml       what a router is started with (`broker_files`)
+    logs/<process>.log         what each process says
+    samples/                   what the coordinator collects
+    running.json               while it runs: where everything is (`RunningFile`)
+    lock                       held by whoever runs it
+
+Everything but running.json is kept between runs, ports included.
+"""
+
+import fcntl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from ramify.errors import InputError, LiveError
+from ramify.network.files import read_overlay, write_overlay
+from ramify.network.overlay import Overlay
+from ramify.overlay.live.names import token
+from ramify.overlay.live.security import Client, Control, KeyRing
+from ramify.overlay.live.streams import Endpoint
+
+__all__ = ["COORDINATOR", "VIEWER", "ClientFile", "Directory", "RunningFile", "replace_file"]
+
+COORDINATOR, VIEWER = "coordinator", "viewer"
+"""Users of the control server beside the brokers: who decides, and who looks (`ramify status`)."""
+
+
+class ClientFile(msgspec.Struct, frozen=True):
+    """How a client connects: `clients/<token>.json`. Paths are absolute."""
+
+    client: str
+    broker: str
+    url: str
+    seed_file: str
+
+
+class RunningFile(msgspec.Struct, frozen=True):
+    """What runs: `running.json`."""
+
+    pid: int
+    started: float
+    overlay: str
+    control_url: str
+    servers: dict[str, str]
+    processes: dict[str, int]
+    metrics: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Directory:
+    """The files of an overlay on this machine. See the module."""
+
+    path: Path
+
+    @property
+    def ring(self) -> KeyRing:
+        """The keys."""
+        return KeyRing(self.path / "keys")
+
+    def create(self, overlay: Overlay) -> None:
+        """Make the directory for an overlay. Raises `InputError` when it belongs to another."""
+        file = self.path / "overlay.json"
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for name in ("clients", "config", "logs", "samples", "brokers"):
+                (self.path / name).mkdir(exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot make the directory: {error.strerror}", path=str(self.path)) from None
+        if not file.exists():
+            write_overlay(overlay, file)
+        kept = read_overlay(file)
+        if kept.brokers != overlay.brokers or kept.ends.tolist() != overlay.ends.tolist():
+            raise InputError(
+                f"holds overlay {kept.name} with {len(kept)} brokers, not {overlay.name} with "
+                f"{len(overlay)}: give another directory, or remove this one",
+                path=str(self.path),
+            )
+        write_overlay(overlay, file)
+
+    def overlay(self) -> Overlay:
+        """The overlay that the directory belongs to."""
+        file = self.path / "overlay.json"
+        if not file.exists():
+            raise InputError(
+                "no overlay here: make one with `ramify up` or `ramify keys`", path=str(self.path)
+            )
+        return read_overlay(file)
+
+    def clients(self) -> dict[str, str]:
+        """Who is attached where."""
+        file = self.path / "clients.json"
+        if not file.exists():
+            return {}
+        try:
+            return msgspec.json.decode(file.read_bytes(), type=dict[str, str])
+        except msgspec.DecodeError as error:
+            raise InputError(f"is not a map from clients to brokers: {error}", path=str(file)) from None
+
+    def add_clients(self, clients: Mapping[str, str]) -> None:
+        """Attach clients and make their keys. An overlay that runs from here lets them in within a moment.
+
+        Raises `InputError` for a broker that is not there, or a client that is attached elsewhere.
+        """
+        overlay, known = self.overlay(), self.clients()
+        for client, broker in clients.items():
+            token(client)
+            if broker not in overlay.index:
+                raise InputError(f"client {client!r} is to be at {broker!r}, which {overlay.name} has not")
+            if known.get(client, broker) != broker:
+                raise InputError(
+                    f"client {client!r} is attached to {known[client]!r}, not {broker!r}: use another name"
+                )
+            self.ring.pair(Client(client))
+        replace_file(self.path / "clients.json", known | dict(clients))
+
+    def client_file(self, client: str) -> Path:
+        """Where it says how a client connects."""
+        return self.path / "clients" / f"{token(client)}.json"
+
+    def running(self) -> RunningFile | None:
+        """What runs from here; None when nothing does."""
+        try:
+            found = msgspec.json.decode((self.path / "running.json").read_bytes(), type=RunningFile)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+        return found if self._is_locked() else None
+
+    def lock(self) -> IO[str]:
+        """Hold the directory until the file is closed. Raises `InputError` when another process does."""
+        file = (self.path / "lock").open("a")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            running = self.running()
+            who = f" (process {running.pid})" if running else ""
+            raise InputError(
+                f"an overlay runs from here{who}: stop it first, or give another directory",
+                path=str(self.path),
+            ) from None
+        return file
+
+    def _is_locked(self) -> bool:
+        with (self.path / "lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            return False
+
+    def viewer(self, control_url: str) -> Endpoint:
+        """How `ramify status` reads the control server."""
+        return self.control_endpoint(VIEWER, control_url)
+
+    def control_endpoint(self, name: str, control_url: str) -> Endpoint:
+        """How a broker, coordinator or viewer reaches the control server."""
+        role = Control(name)
+        return Endpoint(control_url, self.ring.pair(role).seed, role.inbox_prefix, f"control {name}")
+
+
+def replace_file(path: Path, value: object) -> None:
+    """Write a value as JSON; whoever reads meanwhile sees the old file or the new one."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+        part.replace(path)
+    except OSError as error:
+        raise LiveError(
+            f"cannot write {path}: {error.strerror}. Make room, or give another directory"
+        ) from None

@@ -1,0 +1,366 @@
+"""A whole overlay on this machine: servers, routers and a coordinator, started and stopped together.
+
+Owns the processes; the files they run from are `Directory`. Every process that was started ends with
+`stop()`, or with this process however it ends. Servers and processes that die are started again.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO
+
+import msgspec
+from nats.aio.client import Client as Nats
+
+from ramify.network.overlay import Overlay
+from ramify.overlay.live.broker_files import BrokerFile, ServerEntry, write_broker_file
+from ramify.overlay.live.directory import (
+    COORDINATOR,
+    VIEWER,
+    ClientFile,
+    Directory,
+    RunningFile,
+    replace_file,
+)
+from ramify.overlay.live.frames import Limits
+from ramify.overlay.live.names import token
+from ramify.overlay.live.sampling import DEFAULT_PROBABILITY
+from ramify.overlay.live.security import Client, Control, Neighbour, Role, Router, accounts_config
+from ramify.overlay.live.server import Server, ServerConfig, ServerError, Supervisor, die_with_parent
+from ramify.overlay.live.site import Site
+from ramify.overlay.live.streams import Endpoint, Sizes, api, connect
+
+__all__ = ["Child", "ClientFile", "Directory", "Machine", "MachineConfig", "RunningFile", "stream_probe"]
+
+_PROBE = "PROBE"
+_PROBE_EVERY_S = 5.0
+_LOOK_EVERY_S = 0.5
+_STOP_LIMIT_S = 20.0
+
+
+class Child:
+    """A process of ours with its log. Ends with us; see `Supervisor` for who restarts it."""
+
+    def __init__(self, name: str, arguments: Iterable[str], log: Path) -> None:
+        self._name = name
+        self._arguments = list(arguments)
+        self.log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self._name
+
+    @property
+    def pid(self) -> int | None:
+        """The process, None before it was started."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    async def start(self) -> None:
+        """Start it; nothing to do when it runs. Raises `ServerError`."""
+        if self.alive:
+            return
+        try:
+            with self.log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    self._arguments,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    # a Ctrl-C in the terminal is for us alone: we end them in order
+                    start_new_session=True,
+                    preexec_fn=die_with_parent(),
+                )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise ServerError(f"cannot start {self._name}: {error}") from None
+
+    async def stop(self, limit_s: float = _STOP_LIMIT_S) -> None:
+        """End it: politely, by force after the limit."""
+        process = self._process
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        deadline = time.monotonic() + limit_s
+        while process.poll() is None and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+    def tail(self, lines: int = 12) -> str:
+        """The end of its log."""
+        if not self.log.exists():
+            return ""
+        with self.log.open("rb") as file:
+            file.seek(max(0, self.log.stat().st_size - (16 << 10)))
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+
+
+@dataclass(frozen=True)
+class MachineConfig:
+    """What runs on this machine.
+
+    `processes` routers' processes share the brokers: a process costs memory and start-up time, so there are
+    few. `coordinator` is the command of the coordinator, without what says where the control server is.
+    """
+
+    overlay: Overlay
+    directory: Directory
+    coordinator: Sequence[str]
+    processes: int = 2
+    sizes: Sizes = field(default_factory=Sizes)
+    limits: Limits = field(default_factory=Limits)
+    sample_probability: float = DEFAULT_PROBABILITY
+
+
+class Machine:
+    """See the module. `start`, then `watch` until cancelled, then `stop`."""
+
+    def __init__(self, config: MachineConfig) -> None:
+        self.config = config
+        self.directory = config.directory
+        self._lock: IO[str] | None = None
+        self._servers: dict[str, Supervisor] = {}
+        self._children: dict[str, Supervisor] = {}
+        self._started = time.time()
+        self._attached: dict[str, str] = {}
+
+    # ------------------------------------------------------------------------------------------ start
+
+    async def start(self) -> RunningFile:
+        """Start all processes; returns when servers listen and processes run, not when they route."""
+        self.directory.create(self.config.overlay)
+        self._lock = self.directory.lock()
+        self._attached = self.directory.clients()
+        await self._start_servers()
+        configs = self.directory.path / "config"
+        for broker in self.config.overlay.brokers:
+            write_broker_file(configs / f"{token(broker)}.toml", self._broker_file(broker))
+        self._write_clients()
+        for name, arguments in self._commands(configs):
+            child = Child(name, arguments, self.directory.path / "logs" / f"{name}.log")
+            self._children[name] = Supervisor(child, every_s=_LOOK_EVERY_S)
+            await self._children[name].start()
+        return self._write_running()
+
+    async def _start_servers(self) -> None:
+        ports = _read_ports(self.directory.path / "ports.json")
+        site = self._site()
+        for broker in self.config.overlay.brokers:
+            server = site.server(broker, port=ports.get(broker, 0))
+            probe = stream_probe(server, site.ring.pair(Router(broker)).seed)
+            self._servers[broker] = Supervisor(server, probe, every_s=_PROBE_EVERY_S)
+        control = Server(self._control_config(ports.get("", 0)))
+        self._servers[""] = Supervisor(control, every_s=_LOOK_EVERY_S)
+        await asyncio.gather(*(_start_anywhere(each) for each in self._servers.values()))
+        found = {name: _server(each).config.port for name, each in self._servers.items()}
+        replace_file(self.directory.path / "ports.json", found)
+
+    def _commands(self, configs: Path) -> list[tuple[str, list[str]]]:
+        seed = self.directory.ring.path(Control(COORDINATOR))
+        where = ["--control", self.control_url, "--key", str(seed)]
+        found = [("coordinator", [*self.config.coordinator, *where, *self._announced("coordinator")])]
+        brokers = self.config.overlay.brokers
+        processes = max(1, min(self.config.processes, len(brokers)))
+        for i in range(processes):
+            files = [str(configs / f"{token(broker)}.toml") for broker in brokers[i::processes]]
+            name = f"routers-{i + 1}"
+            found.append(
+                (
+                    name,
+                    [sys.executable, "-m", "ramify.overlay.live.serving", *files, *self._announced(name)],
+                )
+            )
+        return found
+
+    def _announced(self, process: str) -> list[str]:
+        """Let a process serve metrics on a free port and say where."""
+        file = self.directory.path / "logs" / f"{process}.json"
+        file.unlink(missing_ok=True)
+        return ["--metrics-port", "0", "--announce", str(file)]
+
+    def _broker_file(self, broker: str) -> BrokerFile:
+        site, ring, urls = self._site(), self.directory.ring, self.urls
+
+        def entry(role: Role, url: str) -> ServerEntry:
+            ring.pair(role)
+            return ServerEntry(url, ring.path(role).absolute())
+
+        return BrokerFile(
+            broker,
+            entry(Router(broker), urls[broker]),
+            entry(Control(broker), self.control_url),
+            {name: entry(Neighbour(broker), urls[name]) for name in site.neighbours(broker)},
+            self.config.sizes,
+            self.config.limits,
+            sample_probability=self.config.sample_probability,
+        )
+
+    def _site(self) -> Site:
+        return Site(self.config.overlay, self.directory.path, self._attached, self.config.sizes)
+
+    def _control_config(self, port: int) -> ServerConfig:
+        ring = self.directory.ring
+        users = [*self.config.overlay.brokers, COORDINATOR, VIEWER]
+        publics = {name: ring.pair(Control(name)).public for name in users}
+        accounts = accounts_config(ring.pair(Router(".control")).public, {}, {}, publics)
+        return ServerConfig(".control", self.directory.path / "control", accounts, port=port)
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """The servers of the brokers."""
+        return {name: _server(each).url for name, each in self._servers.items() if name}
+
+    @property
+    def control_url(self) -> str:
+        """The control server."""
+        return _server(self._servers[""]).url
+
+    def _write_clients(self) -> None:
+        ring = self.directory.ring
+        for client, broker in self._attached.items():
+            seed = ring.path(Client(client)).absolute()
+            ring.pair(Client(client))
+            row = ClientFile(client, broker, self.urls[broker], str(seed))
+            replace_file(self.directory.client_file(client), row)
+
+    def _write_running(self) -> RunningFile:
+        children = {name: each.server for name, each in self._children.items()}
+        pids = {name: child.pid or 0 for name, child in children.items() if isinstance(child, Child)}
+        metrics = {name: url for name in children if (url := self._metrics(name))}
+        name, urls = self.config.overlay.name, self.urls
+        found = RunningFile(os.getpid(), self._started, name, self.control_url, urls, pids, metrics)
+        replace_file(self.directory.path / "running.json", found)
+        return found
+
+    def _metrics(self, process: str) -> str | None:
+        try:
+            said = json.loads((self.directory.path / "logs" / f"{process}.json").read_bytes())
+        except (FileNotFoundError, ValueError):
+            return None
+        return str(said["metrics"])
+
+    # ------------------------------------------------------------------------------------------ watch
+
+    async def watch(self) -> None:
+        """Let in the clients that are added, and keep `running.json` true, until cancelled."""
+        file = self.directory.path / "clients.json"
+        seen = _stamp(file)
+        told: object = None
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            if (now := _stamp(file)) != seen:
+                seen = now
+                await self._let_in(self.directory.clients())
+            children = {name: each.server for name, each in self._children.items()}
+            found = [(c.pid, self._metrics(name)) for name, c in children.items() if isinstance(c, Child)]
+            if found != told:
+                told = found
+                self._write_running()
+
+    async def _let_in(self, clients: Mapping[str, str]) -> None:
+        changed = {clients[name] for name in clients.keys() - self._attached.keys()}
+        self._attached = dict(clients)
+        site = self._site()
+        for broker in sorted(changed):
+            server = _server(self._servers[broker])
+            await server.reload(site.accounts(broker))
+        self._write_clients()
+
+    @property
+    def restarts(self) -> dict[str, int]:
+        """How often each process had to be started again."""
+        both = {**self._servers, **self._children}
+        return {each.server.name: each.restarts for each in both.values() if each.restarts}
+
+    def failed(self) -> str | None:
+        """What a process that ended says at its end; None while all run."""
+        for each in self._children.values():
+            if isinstance(each.server, Child) and not each.server.alive:
+                return f"{each.server.name} ended; the end of {each.server.log}:\n{each.server.tail()}"
+        return None
+
+    # ------------------------------------------------------------------------------------------- stop
+
+    async def stop(self) -> None:
+        """End everything that was started: the processes first, then the servers under them."""
+        for group in (self._children, self._servers):
+            await asyncio.gather(*(each.stop() for each in group.values()), return_exceptions=True)
+        (self.directory.path / "running.json").unlink(missing_ok=True)
+        if self._lock is not None:
+            self._lock.close()
+
+
+async def _start_anywhere(supervisor: Supervisor) -> None:
+    """Start a server on the port of the last run, or another when somebody has that now."""
+    try:
+        await supervisor.start()
+    except ServerError:
+        server = _server(supervisor)
+        if server.config.port == 0:
+            raise
+        supervisor.server = Server(replace(server.config, port=0))
+        await supervisor.start()
+
+
+def _server(supervisor: Supervisor) -> Server:
+    server = supervisor.server
+    assert isinstance(server, Server)
+    return server
+
+
+def stream_probe(server: Server, seed: str) -> Callable[[], Awaitable[bool]]:
+    """Whether a server's file streams take messages: after a full disk they do not until it is restarted.
+
+    Writes one byte to a stream of one message.
+    """
+    kept: list[Nats] = []
+
+    async def probe() -> bool:
+        if not kept:
+            kept.append(await connect(Endpoint(server.url, seed, "_I.probe", "probe")))
+            await api(
+                kept[0],
+                f"STREAM.CREATE.{_PROBE}",
+                {
+                    "name": _PROBE,
+                    "subjects": ["probe"],
+                    "max_msgs": 1,
+                    "max_bytes": 1 << 16,
+                    "storage": "file",
+                    "discard": "old",
+                },
+            )
+        told = json.loads((await kept[0].request("probe", b"1", timeout=4)).data)
+        return "error" not in told
+
+    return probe
+
+
+def _stamp(file: Path) -> tuple[int, int]:
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return (0, 0)
+    return found.st_mtime_ns, found.st_ino
+
+
+def _read_ports(file: Path) -> dict[str, int]:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, int])
+    except (FileNotFoundError, msgspec.DecodeError):
+        return {}
