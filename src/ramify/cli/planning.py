@@ -1,4 +1,4 @@
-"""The commands about plans: plan, diff, demo."""
+"""The commands about plans: plan, diff."""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +13,6 @@ from rich.text import Text
 
 from ramify.cli.app import app
 from ramify.cli.console import err, friendly, out, plain_table, say
-from ramify.cli.explaining import told_row
 from ramify.cli.inputs import (
     IdField,
     PublisherField,
@@ -59,7 +58,6 @@ from ramify.planning.study import (
 )
 from ramify.planning.tally import Counting, check_tags
 from ramify.planning.windows import Windows
-from ramify.workloads.catalog import workload_from
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,7 +66,6 @@ __all__: list[str] = []
 
 _REASONS_SHOWN = 3
 _NAME_WIDTH = 20
-_DEMO_PLAN = Path("build/demo-plan.json")
 
 
 @app.command()
@@ -189,33 +186,6 @@ def diff_plans(
         print(found.to_json())
     else:
         out.print(str(found), markup=False, highlight=False, soft_wrap=True)
-
-
-@app.command()
-@friendly
-def demo(
-    events: Annotated[int, typer.Option(help="How many events to generate.", min=1)] = 20_000,
-    seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 1,
-    write: Annotated[Path, typer.Option("--out", help="Where the plan goes.")] = Path(
-        "build/demo-plan.json"
-    ),
-) -> None:
-    """Plan a shop's events over 41 cloud regions: what each scheme costs, and the way of one event."""
-    overlay = overlay_from("cloud-regions")
-    workload = workload_from(f"demo:events={events}", overlay, seed)
-    if write == _DEMO_PLAN:
-        write.parent.mkdir(exist_ok=True)
-    say(
-        f"A shop in {len(overlay)} cloud regions: {workload.event_count:,} events, "
-        f"{len(workload.subscriptions)} subscriptions, list prices per GB in each direction.\n"
-        "Today every region mirrors everything. What would it cost to send events only where wanted?\n"
-    )
-    plan(workload=f"demo:events={events}", write=write, seed=seed)
-    say("\nThe way of one event on the new plan:\n")
-    made = read_plan(write)
-    batch = next(workload.batches())
-    told = (told_row(made, batch, row) for row in range(min(batch.num_rows, 200)))
-    next((one for one in told if len(one.steps) > 2), told_row(made, batch, 0)).show()
 
 
 # ----------------------------------------------------------------------------------------------- output

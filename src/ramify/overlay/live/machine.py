@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
@@ -37,7 +37,7 @@ from ramify.overlay.live.server import Server, ServerConfig, ServerError, Superv
 from ramify.overlay.live.site import Site
 from ramify.overlay.live.streams import Endpoint, Sizes, api, connect
 
-__all__ = ["Child", "ClientFile", "Directory", "Machine", "MachineConfig", "RunningFile", "stream_probe"]
+__all__ = ["Child", "ClientFile", "Directory", "Machine", "MachineConfig", "RunningFile", "StreamProbe"]
 
 _PROBE = "PROBE"
 _PROBE_EVERY_S = 5.0
@@ -136,6 +136,7 @@ class Machine:
         self._lock: IO[str] | None = None
         self._servers: dict[str, Supervisor] = {}
         self._children: dict[str, Supervisor] = {}
+        self._probes: list[StreamProbe] = []
         self._started = time.time()
         self._attached: dict[str, str] = {}
 
@@ -162,7 +163,8 @@ class Machine:
         site = self._site()
         for broker in self.config.overlay.brokers:
             server = site.server(broker, port=ports.get(broker, 0))
-            probe = stream_probe(server, site.ring.pair(Router(broker)).seed)
+            probe = StreamProbe(server, site.ring.pair(Router(broker)).seed)
+            self._probes.append(probe)
             self._servers[broker] = Supervisor(server, probe, every_s=_PROBE_EVERY_S)
         control = Server(self._control_config(ports.get("", 0)))
         self._servers[""] = Supervisor(control, every_s=_LOOK_EVERY_S)
@@ -299,6 +301,9 @@ class Machine:
     async def stop(self) -> None:
         """End everything that was started: the processes first, then the servers under them."""
         for group in (self._children, self._servers):
+            if group is self._servers:
+                # while the servers are there: then they close at once
+                await asyncio.gather(*(probe.close() for probe in self._probes), return_exceptions=True)
             await asyncio.gather(*(each.stop() for each in group.values()), return_exceptions=True)
         (self.directory.path / "running.json").unlink(missing_ok=True)
         if self._lock is not None:
@@ -323,32 +328,37 @@ def _server(supervisor: Supervisor) -> Server:
     return server
 
 
-def stream_probe(server: Server, seed: str) -> Callable[[], Awaitable[bool]]:
+class StreamProbe:
     """Whether a server's file streams take messages: after a full disk they do not until it is restarted.
 
-    Writes one byte to a stream of one message.
+    Writes one byte to a stream of one message. `close` it: a connection left open never ends trying.
     """
-    kept: list[Nats] = []
 
-    async def probe() -> bool:
-        if not kept:
-            kept.append(await connect(Endpoint(server.url, seed, "_I.probe", "probe")))
-            await api(
-                kept[0],
-                f"STREAM.CREATE.{_PROBE}",
-                {
-                    "name": _PROBE,
-                    "subjects": ["probe"],
-                    "max_msgs": 1,
-                    "max_bytes": 1 << 16,
-                    "storage": "file",
-                    "discard": "old",
-                },
-            )
-        told = json.loads((await kept[0].request("probe", b"1", timeout=4)).data)
+    def __init__(self, server: Server, seed: str) -> None:
+        self._server, self._seed = server, seed
+        self._connection: Nats | None = None
+
+    async def __call__(self) -> bool:
+        """Ask. Raises whatever goes wrong."""
+        if self._connection is None:
+            endpoint = Endpoint(self._server.url, self._seed, "_I.probe", "probe")
+            self._connection = await connect(endpoint)
+            config = {
+                "name": _PROBE,
+                "subjects": ["probe"],
+                "max_msgs": 1,
+                "max_bytes": 1 << 16,
+                "storage": "file",
+                "discard": "old",
+            }
+            await api(self._connection, f"STREAM.CREATE.{_PROBE}", config)
+        told = json.loads((await self._connection.request("probe", b"1", timeout=4)).data)
         return "error" not in told
 
-    return probe
+    async def close(self) -> None:
+        """End the connection."""
+        if self._connection is not None:
+            await self._connection.close()
 
 
 def _stamp(file: Path) -> tuple[int, int]:

@@ -1,0 +1,407 @@
+"""`ramify demo`: the whole story, from a day's events to a live overlay that re-plans itself.
+
+Owns the story. First the day: generated and counted by the pipeline, planned, compared. Then the plan runs:
+brokers for all regions on this machine, clients that replay events and count what reaches them, and for
+every link what was sent against what was predicted. Then traffic moves, the coordinator sees it in its
+samples and installs a cheaper plan under load. At the end every event is accounted for by its id.
+"""
+
+import asyncio
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow as pa
+import typer
+
+from ramify.cli.app import app
+from ramify.cli.console import friendly, out, say
+from ramify.cli.explaining import told_row
+from ramify.cli.live import until_routing
+from ramify.cli.planning import plan as plan_command
+from ramify.content.matcher import Matcher
+from ramify.errors import InputError, LiveError
+from ramify.network.overlay import Overlay
+from ramify.network.specs import overlay_from
+from ramify.overlay.live.client import LaneClient
+from ramify.overlay.live.control import Status
+from ramify.overlay.live.directory import Directory
+from ramify.overlay.live.looking import Overview, look
+from ramify.overlay.live.machine import Machine, MachineConfig
+from ramify.overlay.live.security import Client
+from ramify.overlay.live.store import Store
+from ramify.overlay.live.streams import Endpoint
+from ramify.overlay.live.tasks import end_tasks
+from ramify.planning.catalog import make_plan
+from ramify.planning.classes import Classes
+from ramify.planning.demand import Demand
+from ramify.planning.plan import Plan
+from ramify.planning.plan_files import decode_plan, read_plan, write_plan
+from ramify.planning.pricing import price
+from ramify.planning.problem import Problem
+from ramify.planning.tally import tally
+from ramify.workloads.catalog import workload_from
+from ramify.workloads.workload import Workload
+
+__all__: list[str] = []
+
+_PLAN = Path("build/demo-plan.json")
+_DIRECTORY = Path("build/demo")
+_SAMPLED = 0.25
+_REPLAN_EVERY_S = 12.0
+_SCHEMES = ("mult", "portfolio", "explicit")
+_BATCH = 25
+_LIMIT_S = 240.0
+
+
+@app.command()
+@friendly
+def demo(
+    events: Annotated[int, typer.Option(help="How many events the day has.", min=1)] = 20_000,
+    replayed: Annotated[
+        int, typer.Option(help="Events of each replay through the live overlay.", min=1)
+    ] = 4_000,
+    seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 1,
+    write: Annotated[Path, typer.Option("--out", help="Where the plan goes.")] = _PLAN,
+    directory: Annotated[Path, typer.Option("--dir", help="Where the live overlay lives.")] = _DIRECTORY,
+    live: Annotated[bool, typer.Option(help="Run the live part.")] = True,
+) -> None:
+    """The whole story: a day's events planned over 41 cloud regions, run live, and re-planned."""
+    overlay = overlay_from("cloud-regions")
+    workload = workload_from(f"demo:events={events}", overlay, seed)
+    if write == _PLAN or directory == _DIRECTORY:
+        Path("build").mkdir(exist_ok=True)
+    _plan_the_day(overlay, workload, events, seed, write)
+    if live:
+        drifted = workload_from(f"demo:events={events}", overlay, seed + 1)
+        asyncio.run(_Story(overlay, workload, drifted, replayed, directory).run())
+
+
+def _plan_the_day(overlay: Overlay, workload: Workload, events: int, seed: int, write: Path) -> None:
+    say(
+        f"A shop in {len(overlay)} cloud regions: {workload.event_count:,} events, "
+        f"{len(workload.subscriptions)} subscriptions, list prices per GB in each direction.\n"
+        "Today every region mirrors everything. What would it cost to send events only where wanted?\n"
+    )
+    plan_command(workload=f"demo:events={events}", write=write, seed=seed)
+    say("\nThe way of one event on the new plan:\n")
+    made = read_plan(write)
+    batch = next(workload.batches())
+    told = (told_row(made, batch, row) for row in range(min(batch.num_rows, 200)))
+    next((one for one in told if len(one.steps) > 2), told_row(made, batch, 0)).show()
+
+
+@dataclass(frozen=True)
+class _Replay:
+    """What a replay did: money for payload over links, as predicted for its plan and as measured."""
+
+    events: int
+    predicted: float
+    measured: float
+    messages: int
+    predicted_messages: int
+    wire_bytes: int
+    payload_bytes: int
+    seconds: float
+
+    @property
+    def per_thousand(self) -> float:
+        """Measured money for a thousand events."""
+        return 1_000 * self.measured / self.events
+
+
+class _Story:
+    """The live part."""
+
+    def __init__(
+        self, overlay: Overlay, workload: Workload, drifted: Workload, replayed: int, directory: Path
+    ) -> None:
+        self._overlay, self._directory = overlay, Directory(directory.absolute())
+        self._classes = Classes.collapse(workload.subscriptions, overlay, workload.schema.attributes)
+        self._attached = dict(workload.attachments)
+        self._matcher = Matcher(self._classes.filters)
+        self._morning = _first(workload.batches(), replayed)
+        self._evening = _first(drifted.batches(), 2 * replayed)
+        self._replayed = replayed
+        self._plan = self._made(self._morning)
+        self._wanted: Counter[tuple[str, str]] = Counter()
+        self._got: Counter[tuple[str, str]] = Counter()
+        self._clients: dict[str, LaneClient] = {}
+
+    def _made(self, events: Sequence[pa.RecordBatch]) -> Plan:
+        return make_plan(
+            "mult", Problem.of(self._overlay, self._classes, self._demand(events), self._attached)
+        )
+
+    def _demand(self, events: Iterable[pa.RecordBatch]) -> Demand:
+        return tally(events, self._classes, self._overlay, self._attached)
+
+    async def run(self) -> None:
+        """Tell it."""
+        machine = self._machine()
+        tasks: list[asyncio.Task[Any]] = []
+        say(
+            f"\nNow live: {len(self._overlay)} brokers on this machine, each with a NATS server of its own."
+        )
+        try:
+            began = time.monotonic()
+            await machine.start()
+            tasks.append(asyncio.create_task(machine.watch()))
+            await until_routing(machine, _LIMIT_S)
+            store = await Store.connect(self._directory.viewer(machine.control_url))
+            tasks += await self._connect(machine)
+            clients = len(self._clients)
+            say(f"All route, {clients} clients are connected ({time.monotonic() - began:.0f} s).")
+            await self._tell(store)
+        finally:
+            for client in self._clients.values():
+                await client.close()
+            await end_tasks(tasks)
+            await machine.stop()
+        where = self._directory.path
+        say(
+            f"\nEverything is stopped. To keep it running:  ramify up --dir {where} --overlay cloud-regions"
+        )
+        say(f"and beside it:  ramify status --dir {where}")
+
+    async def _tell(self, store: Store) -> None:
+        first = await self._replay(store, self._morning, self._plan, "morning")
+        say(
+            f"\nPlan mult, made for this morning: {len(self._plan.channels)} trees, held by the brokers. "
+            f"{first.events:,} events replayed in {first.seconds:.0f} s."
+        )
+        _compare(first)
+        half = len(self._evening) // 2
+        second = await self._replay(store, self._evening[:half], self._plan, "evening")
+        say("\nThe traffic moves: other regions are busy now. The same plan on the new traffic:")
+        _compare(second)
+        say(
+            f"Brokers sample {100 * _SAMPLED:.0f} % of what is published; every {_REPLAN_EVERY_S:.0f} s "
+            "the coordinator has the pipeline count the samples and weighs new plans."
+        )
+        decided, plan = await self._until_replanned(store)
+        say(f"[bold]Re-planned while events flowed:[/bold] {decided}")
+        third = await self._replay(store, self._evening[half:], plan, "night")
+        say(f"\nThe new plan, {plan.scheme}, on the same kind of traffic:")
+        _compare(third)
+        saved = 1 - third.per_thousand / second.per_thousand
+        say(
+            f"[bold]Measured: ${second.per_thousand:.5f} per 1,000 events before, "
+            f"${third.per_thousand:.5f} after: {100 * saved:.1f} % saved.[/bold]"
+        )
+        self._account()
+
+    def _account(self) -> None:
+        """Every delivery by event and subscription. Raises `LiveError` when one is missing or too many."""
+        lost, doubled = self._wanted - self._got, self._got - self._wanted
+        say(
+            f"[bold]{self._wanted.total():,} deliveries were due, {self._got.total():,} came: "
+            f"{lost.total()} lost, {doubled.total()} doubled[/bold] (by event and subscription id, at "
+            "every subscriber, through the switch of plans)."
+        )
+        if lost or doubled:
+            raise LiveError(f"lost {list(lost)[:3]}, doubled {list(doubled)[:3]}: this is a bug, report it")
+
+    def _machine(self) -> Machine:
+        self._clear()
+        plan = self._directory.path / "first-plan.json"
+        self._directory.create(self._overlay)
+        self._directory.add_clients(self._attached)
+        write_plan(self._plan, plan)
+        command = [
+            *(sys.executable, "-m", "ramify.cli", "coordinator", "--plan", str(plan), "--replace-plan"),
+            *("--samples", str(self._directory.path / "samples"), "--replan-every", str(_REPLAN_EVERY_S)),
+            *("--schemes", " ".join(_SCHEMES), "--window", "40"),
+        ]
+        config = MachineConfig(self._overlay, self._directory, command, sample_probability=_SAMPLED)
+        return Machine(config)
+
+    def _clear(self) -> None:
+        """Begin anew where an earlier demo left its data; leave everything else alone."""
+        path = self._directory.path
+        if not path.exists() or not any(path.iterdir()):
+            return
+        if not (path / "first-plan.json").exists():
+            raise InputError("holds something else than a demo: give another directory", path=str(path))
+        # refused while a demo or `ramify up` runs from here
+        self._directory.lock().close()
+        shutil.rmtree(path)
+
+    # ---------------------------------------------------------------------------------------- clients
+
+    async def _connect(self, machine: Machine) -> list[asyncio.Task[None]]:
+        ring, urls = self._directory.ring, machine.urls
+        for name, broker in self._attached.items():
+            role = Client(name)
+            endpoint = Endpoint(urls[broker], ring.pair(role).seed, role.inbox_prefix, f"client {name}")
+            self._clients[name] = await LaneClient.connect(name, endpoint)
+        readers = sorted({row.client for members in self._classes.members for row in members})
+        return [asyncio.create_task(self._read(name)) for name in readers]
+
+    async def _read(self, name: str) -> None:
+        async for delivered in self._clients[name].deliveries():
+            for event in delivered.events.column("id").to_pylist():
+                for subscription in delivered.subscriptions:
+                    self._got[str(event), subscription] += 1
+
+    async def _publish(self, events: Sequence[pa.RecordBatch], when: str) -> None:
+        """Every publisher its own events in their order; all publishers at once."""
+        mine: dict[str, list[pa.RecordBatch]] = {}
+        for batch in events:
+            named = _renamed(batch, when)
+            self._expect(named)
+            publishers = np.asarray(named.column("publisher").to_pylist())
+            for name in np.unique(publishers).tolist():
+                mine.setdefault(name, []).append(named.take(np.flatnonzero(publishers == name)))
+
+        async def one(name: str, batches: list[pa.RecordBatch]) -> None:
+            for batch in batches:
+                for at in range(0, batch.num_rows, _BATCH):
+                    await self._clients[name].publish(batch.slice(at, _BATCH))
+
+        await asyncio.gather(*(one(name, batches) for name, batches in mine.items()))
+
+    def _expect(self, batch: pa.RecordBatch) -> None:
+        found = self._matcher.match(batch)
+        ids = batch.column("id").to_pylist()
+        for row, event in enumerate(ids):
+            for k in found.ids[found.ends[row] : found.ends[row + 1]].tolist():
+                for subscription in self._classes.members[k]:
+                    self._wanted[str(event), subscription.id] += 1
+
+    # ---------------------------------------------------------------------------------------- replays
+
+    async def _replay(
+        self, store: Store, events: Sequence[pa.RecordBatch], plan: Plan, when: str
+    ) -> _Replay:
+        before = await _statuses(store, since=time.time())
+        began = time.monotonic()
+        await self._publish(events, when)
+        await self._until_all_came()
+        seconds = time.monotonic() - began
+        after = await _statuses(store, since=time.time())
+        demand = self._demand(_renamed(batch, when) for batch in events)
+        priced = price(plan, demand)
+        money, messages, payload, wire = _sent(self._overlay, before, after)
+        return _Replay(
+            demand.events,
+            priced.cost,
+            money,
+            messages,
+            int(priced.messages.sum()),
+            wire,
+            payload,
+            seconds,
+        )
+
+    async def _until_all_came(self) -> None:
+        try:
+            async with asyncio.timeout(_LIMIT_S):
+                while self._got.total() < self._wanted.total():
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            left = self._wanted.total() - self._got.total()
+            raise LiveError(
+                f"{left:,} deliveries did not come within {_LIMIT_S:g} s: `ramify status` and the logs in "
+                f"{self._directory.path / 'logs'} say where they wait"
+            ) from None
+
+    async def _until_replanned(self, store: Store) -> tuple[str, Plan]:
+        """Publish on until a new plan is installed and every broker has flipped to it."""
+        seen = (await look(store)).epochs[-1].epoch
+        rounds = 0
+        trickle = self._evening[len(self._evening) // 2 :]
+        try:
+            async with asyncio.timeout(_LIMIT_S):
+                while True:
+                    view = await look(store)
+                    chosen = [d for d in view.decisions if d.get("action") == "install"]
+                    if chosen and _all_at(view, seen + 1):
+                        break
+                    part = [batch.slice(0, max(1, batch.num_rows // 10)) for batch in trickle]
+                    await self._publish(part, f"switch-{rounds}")
+                    rounds += 1
+                    await asyncio.sleep(0.5)
+        except TimeoutError:
+            raise LiveError(
+                f"no new plan within {_LIMIT_S:g} s; the logs in {self._directory.path / 'logs'} say why"
+            ) from None
+        await self._until_all_came()
+        newest = max(view.epochs, key=lambda each: each.epoch)
+        content = await store.get_large(newest.plan_key)
+        if content is None:
+            raise LiveError(f"the plan of epoch {newest.epoch} is not in the store")
+        return str(chosen[-1]["reason"]), decode_plan(content[0])
+
+
+def _all_at(view: Overview, epoch: int) -> bool:
+    return all(broker.status is not None and broker.status.epoch >= epoch for broker in view.brokers)
+
+
+def _compare(done: _Replay) -> None:
+    same = done.messages == done.predicted_messages
+    verdict = "link by link the same" if same else f"{done.predicted_messages:,} predicted"
+    overhead = done.wire_bytes / done.payload_bytes if done.payload_bytes else 1.0
+    out.print(
+        f"  predicted  ${1_000 * done.predicted / done.events:.5f} per 1,000 events\n"
+        f"  measured   ${done.per_thousand:.5f} per 1,000 events; {done.messages:,} messages over links, "
+        f"{verdict}; {overhead:.2f} bytes on the wire for one of payload",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _sent(
+    overlay: Overlay, before: dict[str, Status], after: dict[str, Status]
+) -> tuple[float, int, int, int]:
+    """Money, messages, payload and wire bytes over all links between two looks."""
+    money, sums = 0.0, np.zeros(3, dtype=np.int64)
+    for link, (a, b) in enumerate(overlay.ends.tolist()):
+        for way, (sender, receiver) in enumerate(((a, b), (b, a))):
+            name, to = overlay.brokers[sender], overlay.brokers[receiver]
+            counts = [status[name].links.get(to) for status in (before, after)]
+            old, new = (
+                np.array([0, 0, 0] if c is None else [c.messages, c.payload_bytes, c.wire_bytes])
+                for c in counts
+            )
+            sums += new - old
+            money += float(overlay.price[link, way]) * int(new[1] - old[1]) / 1e9
+    messages, payload, wire = sums.tolist()
+    return money, messages, payload, wire
+
+
+async def _statuses(store: Store, since: float) -> dict[str, Status]:
+    """What every broker says of itself, said after a moment."""
+    async with asyncio.timeout(60):
+        while True:
+            found = {b.name: b.status for b in (await look(store)).brokers}
+            told = {name: status for name, status in found.items() if status is not None}
+            if len(told) == len(found) and all(status.at >= since for status in told.values()):
+                return told
+            await asyncio.sleep(0.3)
+
+
+def _first(batches: Iterable[pa.RecordBatch], events: int) -> list[pa.RecordBatch]:
+    """The first events, in batches of at most 500: small enough to go through the day in order."""
+    found: list[pa.RecordBatch] = []
+    left = events
+    for batch in batches:
+        taken = batch.slice(0, min(batch.num_rows, left))
+        found += [taken.slice(at, 500) for at in range(0, taken.num_rows, 500)]
+        left -= taken.num_rows
+        if left <= 0:
+            break
+    return found
+
+
+def _renamed(batch: pa.RecordBatch, when: str) -> pa.RecordBatch:
+    """The events under ids of their own: each is replayed once."""
+    ids = pa.array([f"{when}/{id_}" for id_ in batch.column("id").to_pylist()])
+    at = batch.schema.get_field_index("id")
+    return batch.set_column(at, batch.schema.field(at), ids)
