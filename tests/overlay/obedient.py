@@ -2,7 +2,12 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
+
+import msgspec
+import nats.errors
+from nats.aio.client import Client as Nats
 
 from ramify.errors import LiveError
 from ramify.overlay.deciding import applied
@@ -151,25 +156,31 @@ class Asker:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._nats: object = None
+        self._nats: Nats | None = None
 
     async def __call__(self, broker: str, client: str, request: Request, reason: str = "") -> Answer:
         if self._nats is None:
             self._nats = await connect(endpoint(self._server, "test"))
-        data = encode(Passed(broker, client, request, reason))
+        until_ = time.monotonic() + request.wait_s
         while True:
+            # in slices: a leader that dies takes what it was asked with it
+            slice_s = min(2.0, max(0.0, until_ - time.monotonic()))
+            asked = msgspec.structs.replace(request, wait_s=slice_s)
+            data = encode(Passed(broker, client, asked, reason))
             try:
-                told = await self._nats.request(COORDINATE, data, timeout=request.wait_s + 5)  # type: ignore[attr-defined]
-            except Exception:
+                told = await self._nats.request(COORDINATE, data, timeout=slice_s + 1)
+            except (nats.errors.Error, TimeoutError, OSError):
                 await asyncio.sleep(0.1)
                 continue
             answer = decode(told.data, Answer)
-            if answer.error is None or answer.error.code != "unavailable":
+            if answer.error is not None and answer.error.code == "unavailable":
+                continue
+            if not answer.missing or time.monotonic() >= until_:
                 return answer
 
     async def close(self) -> None:
         if self._nats is not None:
-            await self._nats.close()  # type: ignore[attr-defined]
+            await self._nats.close()
 
 
 @contextlib.asynccontextmanager

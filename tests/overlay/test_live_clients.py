@@ -6,10 +6,11 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -24,6 +25,7 @@ from ramify.errors import FilterError, InputError, LimitError, LiveError
 from ramify.overlay.live import client as client_module
 from ramify.overlay.live import incoming
 from ramify.overlay.live.blocking import BlockingClient
+from ramify.overlay.live.client import LaneClient, LaneReader
 from ramify.overlay.live.clients import (
     Client,
     ExistsError,
@@ -38,9 +40,10 @@ from ramify.overlay.live.clients import (
     spelled,
 )
 from ramify.overlay.live.control import Answer, Problem
-from ramify.overlay.live.frames import Limits, decode_events
+from ramify.overlay.live.frames import Limits, decode_events, encode_events
 from ramify.overlay.live.intake import ARROW_TYPE, BATCH_TYPE, EVENT_TYPE, Published, take_in
 from ramify.overlay.live.outgoing import outgoing
+from ramify.overlay.live.pulling import Pulled
 from ramify.overlay.live.security import Client as ClientRole
 from ramify.overlay.live.security import new_user, read_seed
 from ramify.planning.catalog import make_plan
@@ -329,6 +332,78 @@ def test_a_position_behind_what_was_acknowledged_is_an_error(
                 await anext(client.deliveries(after=1))
 
     on_server(tmp_path, scenario)
+
+
+class Scrambled:
+    """A puller whose first messages come in any order, some never; after a reset all come, in order."""
+
+    def __init__(self, first: list[int], last: int) -> None:
+        self.strayed = False
+        self.acknowledged = 0
+        self.last = last
+        self.buffer = deque(map(self._message, first))
+        self.resets = 0
+
+    def _message(self, number: int) -> Pulled:
+        batch = events_to_batch([Event(f"e{number}")])
+        return Pulled(number, "", {"L": str(number), "F": '["s"]'}, encode_events(batch), str(number))
+
+    async def start(self) -> None: ...
+
+    def take(self) -> Pulled:
+        return self.buffer.popleft()
+
+    async def reset(self) -> None:
+        self.resets += 1
+        self.strayed = False
+        self.buffer = deque(map(self._message, range(self.acknowledged + 1, self.last + 1)))
+
+    async def acknowledge(self, reply: str) -> None:
+        self.acknowledged = max(self.acknowledged, int(reply))
+
+
+@given(st.lists(st.integers(1, 6), max_size=12), st.integers(0, 5))
+@settings(max_examples=30)
+def test_whatever_comes_first_each_number_is_taken_once_and_in_order(first: list[int], held: int) -> None:
+    """At most `held` deliveries are unacknowledged at any time; never one that was not taken is."""
+
+    async def scenario() -> None:
+        wire = SimpleNamespace(stats={"reconnects": 0}, is_closed=False)
+        reader = LaneReader(LaneClient("c", wire), after=0)  # type: ignore[arg-type]
+        puller = Scrambled(first, last=6)
+        reader._puller = puller  # type: ignore[assignment]
+        taken: list[int] = []
+        asyncio.get_running_loop().call_later(0.05, setattr, puller, "strayed", True)  # nothing came
+        reader._has_strayed = _yes  # type: ignore[method-assign]
+        async with asyncio.timeout(30):
+            while len(taken) < 6:
+                taken.append((await reader.take()).number)
+                await reader.acknowledge(taken[-1] - held)
+                assert puller.acknowledged <= max(0, taken[-1] - held)
+        assert taken == [1, 2, 3, 4, 5, 6]
+        await reader.acknowledge(6)
+        assert puller.acknowledged == 6 or puller.resets
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client_module, "_GAP_S", 0.01)
+        asyncio.run(scenario())
+
+
+async def _yes() -> bool:
+    return True
+
+
+def test_a_gap_is_closed_by_a_reset_alone() -> None:
+    async def scenario() -> None:
+        wire = SimpleNamespace(stats={"reconnects": 0}, is_closed=False)
+        reader = LaneReader(LaneClient("c", wire), after=0)  # type: ignore[arg-type]
+        puller = Scrambled([2, 3], last=3)
+        reader._puller = puller  # type: ignore[assignment]
+        async with asyncio.timeout(30):
+            assert [(await reader.take()).number for _ in range(3)] == [1, 2, 3]
+        assert puller.resets == 1
+
+    asyncio.run(scenario())
 
 
 # -------------------------------------------------------------------------------------------- suspension

@@ -20,7 +20,7 @@ from ramify.overlay.live.server import Server, ServerConfig
 from ramify.overlay.live.streams import api, connect, ensure_samples
 from ramify.overlay.live.tasks import end_tasks
 
-LIMIT_S = 90.0
+LIMIT_S = 240.0
 
 
 def event(i: int, x: object) -> Event:

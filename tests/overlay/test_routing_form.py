@@ -84,7 +84,8 @@ def reached(plan: Plan, host: int) -> list[int]:
 def histories(draw: st.DrawFn) -> tuple[World, list[Plan], list[Revision]]:
     """Changes of a plan, and the plan after each, by `redo` and `delete_subscription`."""
     world, plan = draw(planned())
-    after, changes = [plan], []
+    after = [plan]
+    changes: list[Revision] = []
     for i in range(draw(st.integers(0, 8))):
         plan = after[-1]
         known = sorted(plan.classes.class_of)
@@ -114,10 +115,10 @@ def histories(draw: st.DrawFn) -> tuple[World, list[Plan], list[Revision]]:
     return world, after, changes
 
 
-@given(planned())
+@given(histories())
 @SOME
-def test_a_form_that_is_read_routes_as_the_plan(case: tuple[World, Plan]) -> None:
-    world, plan = case
+def test_a_form_that_is_read_routes_as_the_plan(case: tuple[World, list[Plan], list[Revision]]) -> None:
+    world, (*_, plan), _ = case
     assert_same(RoutingPlan.read(encode_routing(plan)), RoutingPlan(plan), world)
 
 
@@ -158,15 +159,34 @@ ROWS = tuple(Subscription(f"s{i}", f"c{i % 3}", f"v{i % 3}", **FILTERS[i % 9]) f
 
 
 @cache
-def small() -> Plan:
+def small_world() -> World:
     events = tuple(Event(id=f"e{i}", publisher="v0", attributes={"topic": "a", "x": i}) for i in range(3))
-    world = World(CHAIN, ROWS, {row.client: row.broker for row in ROWS}, events)
-    return make_plan("single", world.problem, 1)
+    return World(CHAIN, ROWS, {row.client: row.broker for row in ROWS}, events)
+
+
+@cache
+def small() -> Plan:
+    return make_plan("single", small_world().problem, 1)
 
 
 @cache
 def small_form() -> bytes:
     return encode_routing(small())
+
+
+def test_two_revisions_of_one_go_their_own_ways() -> None:
+    plan = small()
+    added = [
+        Added(Subscription(f"n{i}", "c0", "v0", sql=f"x = {i}"), at, (0,))
+        for i, at in enumerate((9, 10, 10))
+    ]
+    first = RoutingPlan.read(small_form()).revised([added[0]])
+    plans = [redo(plan, added[0].subscription, 9, (0,))]
+    plans += [redo(plans[0], change.subscription, 10, (0,)) for change in added[1:]]
+    for made, wanted in zip(
+        [first, first.revised([added[1]]), first.revised([added[2]])], plans, strict=True
+    ):
+        assert_same(made, RoutingPlan(wanted), small_world())
 
 
 @pytest.mark.parametrize(

@@ -292,10 +292,10 @@ class Adapter:
         costs = (None, None, None) if made is None else (made.old_cost, made.new_cost, made.saving)
         tried = [] if made is None else list(made.tried)
         decided = Decided(time.time(), action, reason, old.scheme, new, epoch, *costs, tried)
-        self.last = decided
         self._decided += 1
         _log.info("%s: %s (%s -> %s, cost %s -> %s)", action, reason, old.scheme, new or "-", *costs[:2])
         await self._stores.store.put(f"decisions.{self._decided}", encode(decided), force=True)
+        self.last = decided
         if self._decided > _MOST_DECISIONS:
             await self._stores.delete(f"decisions.{self._decided - _MOST_DECISIONS}")
 

@@ -57,6 +57,7 @@ _PURGE_EVERY_S = 5.0
 _RETRY_S = (0.05, 0.1, 0.25, 0.5, 1.0)
 _FULL_WAIT_S = 0.5
 _GAP_S = 0.5
+_RESET_AGAIN_S = 0.5
 _IDLE_S = 0.005
 
 
@@ -97,12 +98,18 @@ class _Input:
         self.again: Pulled | None = None
         # to be delivered again from what is committed
         self.stale = False
+        self.resetting = False
         self.watched = False
         # what waited at the server behind the last message that was taken
         self.behind = 0
 
     def number(self, message: Pulled) -> int:
         return message.sequence if self.name == CLIENTS else int(message.headers.get("L", "0"))
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something to take."""
+        return bool(self.puller.buffer) and not self.resetting
 
     @property
     def lag(self) -> int:
@@ -150,6 +157,7 @@ class Broker:
         self._begun: Mapping[str, int] | None = None
         self._begun_epoch = 0
         self._links: list[asyncio.Task[None]] = []
+        self._resets: set[asyncio.Task[None]] = set()
         self._busy = False
         self._size = StepSize(_MOST_STEP_MESSAGES)
         # neighbour -> the end of its lane when the log was last loaded; (neighbour, epoch) -> written since
@@ -242,7 +250,7 @@ class Broker:
     async def check_claim(self) -> None:
         """Raise `SupersededError` when another router has taken this broker over."""
         async with self._between:
-            await self._recover()
+            await self._out.check_claim()
 
     # --------------------------------------------------------------------------------------- set-up
 
@@ -263,13 +271,13 @@ class Broker:
         consumer = f"link_{token(self.config.name)}"
         puller = Puller(connection, OUT, consumer, self._arrived, f"{INFO}.{consumer}")
         source = _Input(name, puller, connection)
-        while True:
+        for attempt in count():
             try:
                 # its router makes the consumer: until then there is nothing to read
                 await connection.request(f"{INFO}.{consumer}", b"", timeout=2)
                 break
             except (nats.errors.Error, TimeoutError):
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(_RETRY_S[min(attempt, len(_RETRY_S) - 1)])
         await source.puller.start()
         # nothing may come between these: a position that is out of date would lose or double events
         source.inlet.forget_taken(self._out.positions.get(source.key, 0))
@@ -341,7 +349,7 @@ class Broker:
         except (LiveError, nats.errors.Error, TimeoutError, OSError) as error:
             async with self._between:
                 await self._start_over(error)
-        return any(source.puller.buffer for source in self._inputs.values())
+        return any(source.waiting for source in self._inputs.values())
 
     async def _start_over(self, error: Exception) -> None:
         self.trouble = repr(error)
@@ -367,16 +375,35 @@ class Broker:
     async def _refresh(self) -> None:
         """Have inputs delivered again whose connection was made anew, or that missed something."""
         for source in list(self._inputs.values()):
-            if source.stale or source.puller.strayed:
-                source.stale = False
-                source.inlet.forget_taken(source.inlet.committed)
-                try:
-                    await source.puller.reset()
-                except (LiveError, nats.errors.Error, TimeoutError, OSError):
-                    source.stale = True
-                    if source.name == CLIENTS:
-                        raise
-                    asyncio.get_running_loop().call_later(0.5, self._arrived.set)
+            if source.resetting or not (source.stale or source.puller.strayed):
+                continue
+            if source.name == CLIENTS:
+                await self._read_again(source)
+            elif source.connection.is_connected:
+                # not awaited: a neighbour that does not answer must not hold up the others
+                source.resetting = True
+                task = asyncio.create_task(self._read_link_again(source))
+                self._resets.add(task)
+                task.add_done_callback(self._resets.discard)
+
+    async def _read_again(self, source: _Input) -> None:
+        source.stale = False
+        source.inlet.forget_taken(source.inlet.committed)
+        try:
+            await source.puller.reset()
+        except BaseException:
+            source.stale = True
+            raise
+
+    async def _read_link_again(self, source: _Input) -> None:
+        """Nothing is taken from it meanwhile: see `_Input.waiting`."""
+        try:
+            await self._read_again(source)
+        except (LiveError, nats.errors.Error, TimeoutError, OSError):
+            await asyncio.sleep(_RESET_AGAIN_S)
+        finally:
+            source.resetting = False
+            self._arrived.set()
 
     async def _step(self) -> bool:
         """Do one step; False when what waits is nothing to work on, or not yet."""
@@ -435,7 +462,7 @@ class Broker:
         room = _MOST_STEP_BYTES
         for source in list(self._inputs.values()):
             last = None if self._begun is None else self._begun.get(source.key, 0)
-            while source.puller.buffer:
+            while source.waiting:
                 full = room <= 0 or len(published) + len(linked) >= self._size.messages
                 if full if last is None else source.inlet.taken >= last:
                     break
@@ -480,7 +507,7 @@ class Broker:
         for key, last in begun.items():
             if self._out.positions.get(key, 0) >= last:
                 continue
-            if (source := inputs.get(key)) is None:
+            if (source := inputs.get(key)) is None or source.resetting:
                 return False
             here = {source.number(message) for message in source.puller.buffer}
             if not here.issuperset(range(source.inlet.taken + 1, last + 1)):
@@ -509,7 +536,9 @@ class Broker:
         """Go back to what the log says."""
         recovered: Recovered = await self._out.load()
         # what was written without an answer is counted by this, with every epoch
-        self._ends = {n: await self._out.number(f"{LINK}.{token(n)}") for n in self.config.neighbours}
+        names = list(self.config.neighbours)
+        ends = await asyncio.gather(*(self._out.number(f"{LINK}.{token(name)}") for name in names))
+        self._ends = dict(zip(names, ends, strict=True))
         self._begun = recovered.begun
         self._begun_epoch = recovered.epoch or 0
         for source in list(self._inputs.values()):
@@ -558,13 +587,11 @@ class Broker:
             told = self._posts.popleft().told
             if not told.done():
                 told.set_exception(LiveError("the broker ended before this was written"))
-        await end_tasks(self._links)
-        for source in list(self._inputs.values()):
-            await source.puller.stop()
+        await end_tasks([*self._links, *self._resets])
+        await asyncio.gather(*(s.puller.stop() for s in self._inputs.values()), return_exceptions=True)
         others = {id(s.connection): s.connection for s in self._inputs.values()}
-        for connection in [*others.values(), *([self._own] if self._own else [])]:
-            with contextlib.suppress(Exception):
-                await connection.close()
+        open_ones = [*others.values(), *([self._own] if self._own else [])]
+        await asyncio.gather(*(connection.close() for connection in open_ones), return_exceptions=True)
 
 
 def _published(message: Pulled) -> Published:

@@ -5,6 +5,7 @@ Owns the form. Seeds stay in files of their own; a path is relative to the direc
     name = "v1"
     sample_probability = 0.03            # optional, as all that follows but server and control
     linger_ms = 5.0
+    lease_s = 15                         # after so long without a sign of life a broker counts as lost
     metrics_port = 9100                  # 0 picks one; without it there are no metrics
 
     [server]                             # the broker's own, as its router
@@ -35,7 +36,7 @@ import msgspec
 from ramify.errors import InputError
 from ramify.overlay.live.broker import BrokerConfig
 from ramify.overlay.live.frames import Limits
-from ramify.overlay.live.governed import GovernedConfig
+from ramify.overlay.live.governed import DEFAULT_LEASE_S, GovernedConfig
 from ramify.overlay.live.names import token
 from ramify.overlay.live.sampling import DEFAULT_PROBABILITY
 from ramify.overlay.live.security import Control, Neighbour, Role, Router, read_seed
@@ -67,6 +68,7 @@ class BrokerFile:
     linger_ms: float = 5.0
     sample_probability: float = DEFAULT_PROBABILITY
     metrics_port: int | None = None
+    lease_s: int = DEFAULT_LEASE_S
 
     def config(self) -> GovernedConfig:
         """The settings with the seeds. Raises `InputError` for a seed that is missing or open to others."""
@@ -79,7 +81,7 @@ class BrokerFile:
             linger_s=self.linger_ms / 1000,
         )
         control = _endpoint(self.control, Control(self.name))
-        return GovernedConfig(broker, control, self.sample_probability)
+        return GovernedConfig(broker, control, self.sample_probability, self.lease_s)
 
 
 def _endpoint(entry: ServerEntry, role: Role) -> Endpoint:
@@ -102,6 +104,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     linger_ms: float = 5.0
     sample_probability: float = DEFAULT_PROBABILITY
     metrics_port: int | None = None
+    lease_s: int = DEFAULT_LEASE_S
 
 
 def read_broker_file(path: str | os.PathLike[str]) -> BrokerFile:
@@ -133,6 +136,8 @@ def _checked(found: _File, base: Path) -> BrokerFile:
         raise InputError(f"sample_probability is {found.sample_probability}: give 0 to 1")
     if not 0.0 <= found.linger_ms <= 1000.0:
         raise InputError(f"linger_ms is {found.linger_ms}: give 0 to 1000")
+    if not 1 <= found.lease_s <= 3600:
+        raise InputError(f"lease_s is {found.lease_s}: give 1 to 3600 whole seconds")
     if found.metrics_port is not None and not 0 <= found.metrics_port < 1 << 16:
         raise InputError(f"metrics_port is {found.metrics_port}: give 0 to 65535")
     return BrokerFile(
@@ -145,6 +150,7 @@ def _checked(found: _File, base: Path) -> BrokerFile:
         found.linger_ms,
         found.sample_probability,
         found.metrics_port,
+        found.lease_s,
     )
 
 
@@ -170,6 +176,7 @@ def write_broker_file(path: str | os.PathLike[str], settings: BrokerFile) -> Non
         f"name = {_text(settings.name)}",
         f"sample_probability = {float(settings.sample_probability)!r}",
         f"linger_ms = {float(settings.linger_ms)!r}",
+        f"lease_s = {settings.lease_s}",
     ]
     if settings.metrics_port is not None:
         lines.append(f"metrics_port = {settings.metrics_port}")

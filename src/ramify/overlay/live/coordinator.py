@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import nats.errors
 from nats.aio.client import Client as Nats
 
 from ramify.content.events import AttributeType
@@ -103,16 +104,22 @@ class Coordinator:
         config = self.config
         while True:
             try:
-                store = await Store.connect(config.control, replicas=config.replicas)
-                connection = await connect(config.control)
-                try:
-                    await self._serve(store, connection)
-                finally:
-                    await connection.close()
-                    await store.close()
-            except LiveError as error:
-                _log.warning("coordinator %s: %s", config.name, error)
+                await self._connected()
+            except (LiveError, nats.errors.Error, OSError) as error:
+                _log.warning("coordinator %s does not lead: %s", config.name, error or repr(error))
                 await asyncio.sleep(_AFTER_TROUBLE_S)
+
+    async def _connected(self) -> None:
+        store = await Store.connect(self.config.control, replicas=self.config.replicas)
+        try:
+            connection = await connect(self.config.control)
+            try:
+                await self._serve(store, connection)
+            finally:
+                with contextlib.suppress(nats.errors.Error, OSError):
+                    await connection.close()
+        finally:
+            await store.close()
 
     async def _serve(self, store: Store, connection: Nats) -> None:
         """Stand by and lead until there is trouble; then the connections too are made anew."""

@@ -13,6 +13,7 @@ is reported means that nothing more is stamped with an epoch before, and what wa
 """
 
 import asyncio
+import functools
 import logging
 import time
 import uuid
@@ -48,11 +49,15 @@ from ramify.overlay.live.store import INITIAL, ConflictError, Lease, Store
 from ramify.overlay.live.streams import Endpoint, connect
 from ramify.overlay.live.tasks import end_tasks
 
-__all__ = ["Governed", "GovernedConfig"]
+__all__ = ["DEFAULT_LEASE_S", "Governed", "GovernedConfig"]
 
 _log = logging.getLogger(__name__)
 
-_RENEW_S = 1.5
+DEFAULT_LEASE_S = 15
+"""Long enough that a machine that is busy for some seconds loses no broker. A router that is started again
+inherits its lease, so only one that stays away is waited for."""
+
+_RENEW_SHARE = 0.25
 _TAKE_S = 0.3
 _CLAIM_S = 2.0
 _AGAIN_S = 0.5
@@ -68,7 +73,7 @@ class GovernedConfig:
     broker: BrokerConfig
     control: Endpoint
     sample_probability: float = DEFAULT_PROBABILITY
-    lease_s: int = 5
+    lease_s: int = DEFAULT_LEASE_S
     look_every_s: float = 2.0
 
 
@@ -83,9 +88,9 @@ class _Lanes:
     committed: Mapping[tuple[str, int], int]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Seen:
-    """The state that was saved last."""
+    """The state that was saved last. Brokers of a process share it: nobody changes it."""
 
     live: list[LiveEpoch] = field(default_factory=list)
     epochs: Epochs = field(default_factory=Epochs)
@@ -97,6 +102,13 @@ class _Seen:
             if isinstance(action, Install) and broker in action.to and action.epoch in found:
                 found[action.epoch] = max(found[action.epoch], action.revision)
         return found
+
+
+@functools.lru_cache(maxsize=2)
+def _read_state(value: bytes) -> _Seen:
+    """A saved state, read once for all brokers of the process. Raises `InputError`."""
+    state = decode(value, State)
+    return _Seen(state.live, Epochs.from_json(bytes(state.epochs)))
 
 
 class Governed:
@@ -281,6 +293,7 @@ class Governed:
         inherit = True
         checked_s = 0.0
         while True:
+            pause_s = _RENEW_SHARE * self.config.lease_s
             try:
                 held = await (lease.renew() if lease.held else lease.take())
                 if held:
@@ -296,10 +309,11 @@ class Governed:
                 raise
             except LiveError as error:
                 self.trouble = str(error)
+                pause_s = _TAKE_S
             if lease.session != self._session:
                 self._new_session(lease.session)
             self.broker.wake()
-            await asyncio.sleep(_RENEW_S * self.config.lease_s / 5 if lease.held else _TAKE_S)
+            await asyncio.sleep(pause_s if lease.held else _TAKE_S)
 
     def _new_session(self, session: str) -> None:
         self._session, self._number, self._lanes = session, 0, None
@@ -313,8 +327,7 @@ class Governed:
             if change is INITIAL or change.value is None:
                 continue
             try:
-                state = decode(change.value, State)
-                seen = _Seen(state.live, Epochs.from_json(bytes(state.epochs)))
+                seen = _read_state(change.value)
             except InputError as error:
                 self.trouble = f"the saved state is not readable: {error}"
                 _log.warning("broker %s: %s", self.name, self.trouble)

@@ -17,7 +17,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Coroutine, Iterable
+from collections.abc import Collection, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,7 @@ _LONGEST_WAIT_S = 60.0
 _MOST_DECISIONS = 100
 _MOST_REMEMBERED = 10_000
 _IDLE_S = 0.25
+_REVISION_S = 1.0
 # rounds of a drain alone need no haste, and each costs every broker a reading of the state
 _ROUND_S = 0.1
 _AGAIN_S = 5.0
@@ -109,6 +110,7 @@ class Term:
         self._waiting: list[_Waiting] = []
         # what clients had, so that a request that is made again after its answer was lost is no error
         self._removed: dict[tuple[str, str], None] = {}
+        self._at_once = MOST_AT_ONCE
         self._saved = -1
         self._saved_at = 0.0
         self._hurry = True
@@ -138,8 +140,10 @@ class Term:
             while True:
                 await self._turn()
         finally:
-            if not self._nats.is_closed:
-                await subscription.unsubscribe()
+            # what has come is taken, and then refused: dropped, it would keep its asker waiting
+            with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await subscription.drain()  # type: ignore[no-untyped-call]
 
     async def _turn(self) -> None:
         self._wake.clear()
@@ -223,8 +227,11 @@ class Term:
     # -------------------------------------------------------------------------------------- requests
 
     async def _asked(self, message: Msg) -> None:
-        """A request came. One whose lease lapsed stays silent: another leads."""
+        """A request came."""
         if not self._stores.lease.held:
+            # not silence: whoever asks would wait in vain for as long as it is willing to
+            reason = "this coordinator no longer leads: ask again"
+            await _respond(message, Answer(error=Problem("unavailable", reason)))
             return
         try:
             passed = decode(message.data, Passed)
@@ -240,14 +247,14 @@ class Term:
         self._wake.set()
 
     async def _take_requests(self) -> None:
-        """Do up to `MOST_AT_ONCE` requests as one revision."""
+        """Do up to `MOST_AT_ONCE` requests as one revision, fewer where they take long."""
         if not self._requests:
             return
         book, records, owner = self.book, dict[str, ClientRecord](), dict[str, str | None]()
         taken: list[_Waiting] = []
         touched: set[str] = set()
         rules = self._rules(owner)
-        while self._requests and len(taken) < MOST_AT_ONCE:
+        while self._requests and len(taken) < self._at_once:
             waiting = self._requests.popleft()
             client = waiting.passed.client
             before = records.get(client, book.records.get(client))
@@ -293,12 +300,17 @@ class Term:
         while len(self._removed) > _MOST_REMEMBERED:
             del self._removed[next(iter(self._removed))]
 
-    async def _revise(self, touched: Iterable[str] | None) -> None:
-        """Bring the live plans up to the records. All are compared in a thread: it may take long."""
-        if touched is None:
-            writes = await asyncio.to_thread(self.book.revise)
-        else:
-            writes = self.book.revise(touched)
+    async def _revise(self, touched: Collection[str] | None) -> None:
+        """Bring the live plans up to the records.
+
+        In a thread: with very many classes it takes long, and the lease must be renewed meanwhile. The next
+        revision takes no more requests than a second is enough for.
+        """
+        began = time.monotonic()
+        writes = await asyncio.to_thread(self.book.revise, touched)
+        if touched:
+            each_s = (time.monotonic() - began) / len(touched)
+            self._at_once = min(MOST_AT_ONCE, max(1, int(_REVISION_S / max(each_s, 1e-6))))
         if writes:
             self._hurry = True
             await self._stores.write(writes)

@@ -145,6 +145,13 @@ class OutLog:
         self._epoch = int(headers.get("P", "0"))
         return Recovered(self._positions, self._begun, None if self._begun is None else self._epoch)
 
+    async def check_claim(self) -> None:
+        """Raise `SupersededError` when another router has claimed the log; changes nothing here."""
+        info = await self._api(f"STREAM.INFO.{OUT}", {})
+        headers = await self._headers({"seq": int(info["state"]["last_seq"])})
+        if self._claimed and headers.get("W") != self._writer:
+            raise SupersededError("another router runs this broker now: this one ends")
+
     async def number(self, lane: str) -> int:
         """The number of the last message on a lane, 0 without one."""
         if lane not in self._numbers:

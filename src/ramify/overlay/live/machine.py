@@ -30,6 +30,7 @@ from ramify.overlay.live.directory import (
     replace_file,
 )
 from ramify.overlay.live.frames import Limits
+from ramify.overlay.live.governed import DEFAULT_LEASE_S
 from ramify.overlay.live.names import token
 from ramify.overlay.live.sampling import DEFAULT_PROBABILITY
 from ramify.overlay.live.security import Client, Control, Neighbour, Role, Router, accounts_config
@@ -125,6 +126,7 @@ class MachineConfig:
     sizes: Sizes = field(default_factory=Sizes)
     limits: Limits = field(default_factory=Limits)
     sample_probability: float = DEFAULT_PROBABILITY
+    lease_s: int = DEFAULT_LEASE_S
 
 
 class Machine:
@@ -210,6 +212,7 @@ class Machine:
             self.config.sizes,
             self.config.limits,
             sample_probability=self.config.sample_probability,
+            lease_s=self.config.lease_s,
         )
 
     def _site(self) -> Site:

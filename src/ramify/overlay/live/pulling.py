@@ -21,9 +21,12 @@ from ramify.overlay.live.tasks import end_tasks
 
 __all__ = ["Pulled", "Puller"]
 
-_EXPIRES_S = 5.0
 _GRACE_S = 2.0
 _QUIET_S = 3.0
+# a lane where nothing comes is asked about less and less often: an overlay may have thousands of them
+_EXPIRES_S = (5.0, 10.0, 20.0, 30.0)
+_LONGEST_QUIET_S = 20.0
+_LOOK_S, _LONGEST_LOOK_S = 1.0, 5.0
 # a request for fewer bytes than a message has gets nothing, for ever; servers take 8 MiB
 _LARGEST_MESSAGE = 12 << 20
 
@@ -62,11 +65,15 @@ class Puller:
         self._bytes = 0
         self._asked = 0
         self._asked_at = 0.0
+        # requests in a row that ended with nothing, and how long the present one stays
+        self._empty = 0
+        self._expires_s = _EXPIRES_S[0]
         self._reconnects = connection.stats["reconnects"]
         self._changed = asyncio.Event()
         self._inbox: Subscription | None = None
         self._filler: asyncio.Task[None] | None = None
         self._came_at = time.monotonic()
+        self._quiet_s = _QUIET_S
         # the server handed something out that did not come: to a request of an earlier reader, say
         self.strayed = False
         # messages that came more than once, as the server counts deliveries
@@ -93,6 +100,7 @@ class Puller:
         self.buffer.clear()
         self.strayed = False
         self._bytes = self._asked = 0
+        self._stir()
         answer = await self._nats.request(f"$JS.API.CONSUMER.RESET.{self._path}", b"", timeout=5)
         error = json.loads(answer.data).get("error")
         if error:
@@ -113,6 +121,7 @@ class Puller:
     async def _came(self, message: Msg) -> None:
         headers = message.headers or {}
         if "Status" in headers:  # the request ended: nothing there, timed out, no room for more
+            self._empty += self._asked == self._most_messages
             self._asked = 0
             self._changed.set()
             return
@@ -123,48 +132,62 @@ class Puller:
         self.buffer.append(Pulled(sequence, message.subject, headers, message.data, message.reply))
         self._bytes += len(message.data)
         self._asked = max(0, self._asked - 1)
-        self._asked_at = self._came_at = time.monotonic()
+        self._asked_at = time.monotonic()
+        self._stir()
         self._arrived.set()
         if self._asked == 0:
             self._changed.set()
 
+    def _stir(self) -> None:
+        """Something happened here: what may follow is looked for soon again."""
+        self._came_at = time.monotonic()
+        self._quiet_s = _QUIET_S
+        self._empty = 0
+
     async def _fill(self) -> None:
         while True:
             self._changed.clear()
-            late = time.monotonic() - self._asked_at > _EXPIRES_S + _GRACE_S
+            late = time.monotonic() - self._asked_at > self._expires_s + _GRACE_S
             if self._nats.stats["reconnects"] != self._reconnects:  # what was asked for is forgotten
                 self._reconnects, late = self._nats.stats["reconnects"], True
+                self._stir()
             room = self._bytes < self._most_bytes and len(self.buffer) < self._most_messages
             if room and (self._asked == 0 or late) and self._nats.is_connected:
                 await self._ask()
             try:
                 # not wait_for: before Python 3.12 it can swallow a cancellation, and stop() waits for good
-                async with asyncio.timeout(1.0):
+                async with asyncio.timeout(
+                    _LOOK_S if self._quiet_s < _LONGEST_QUIET_S else _LONGEST_LOOK_S
+                ):
                     await self._changed.wait()
             except TimeoutError:
                 await self._look_for_strays()
 
     async def _look_for_strays(self) -> None:
         """Once it has been quiet for a while: was anything handed out that is not acknowledged?"""
-        if self.buffer or time.monotonic() - self._came_at < _QUIET_S or not self._nats.is_connected:
+        if self.buffer or time.monotonic() - self._came_at < self._quiet_s or not self._nats.is_connected:
             return
+        since, self._quiet_s = self._came_at, min(2 * self._quiet_s, _LONGEST_QUIET_S)
         try:
             told = json.loads((await self._nats.request(self._info, b"", timeout=1.0)).data)
         except (nats.errors.Error, TimeoutError):
             return
-        quiet = time.monotonic() - self._came_at >= _QUIET_S
-        if quiet and told.get("num_ack_pending", 0) > 0:
-            self._came_at = time.monotonic()
+        if since != self._came_at:
+            return
+        self._came_at = time.monotonic()
+        if told.get("num_ack_pending", 0) > 0:
+            self._stir()
             self.strayed = True
             self._arrived.set()
 
     async def _ask(self) -> None:
         assert self._inbox is not None
         self._asked, self._asked_at = self._most_messages, time.monotonic()
+        self._expires_s = _EXPIRES_S[min(self._empty, len(_EXPIRES_S) - 1)]
         body = {
             "batch": self._most_messages,
             "max_bytes": max(self._most_bytes, _LARGEST_MESSAGE),
-            "expires": int(_EXPIRES_S * 1e9),
+            "expires": int(self._expires_s * 1e9),
         }
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._path}"
         await self._nats.publish(subject, json.dumps(body).encode(), reply=self._inbox.subject)

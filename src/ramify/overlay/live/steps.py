@@ -27,8 +27,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ramify.content.events import AttributeType
+from ramify.content.events import SIZE_BYTES, AttributeType
 from ramify.errors import InputError, LimitError
+from ramify.overlay.header_rules import HeaderRules
 from ramify.overlay.headers import Header, Kind
 from ramify.overlay.live.frames import (
     LINK_LIMITS,
@@ -106,6 +107,7 @@ class Node:
         self.name = name
         self._limits = limits or Limits()
         self._routers: dict[int, tuple[RoutingPlan, Router]] = {}
+        self._rules: dict[int, HeaderRules] = {}
         self.epoch = -1
         # clients whose deliveries are dropped
         self.muted: set[str] = set()
@@ -129,7 +131,9 @@ class Node:
 
     def install(self, epoch: int, routing: RoutingPlan) -> None:
         """Make an epoch known. Events that clients publish enter it once it is the one to `flip` to."""
-        self._routers[epoch] = routing, Router(routing, routing.plan.overlay.index[self.name])
+        here = routing.plan.overlay.index[self.name]
+        self._routers[epoch] = routing, Router(routing, here)
+        self._rules[epoch] = HeaderRules(routing, here)
 
     def flip(self, epoch: int) -> None:
         """Let events that come from clients enter this epoch."""
@@ -142,12 +146,14 @@ class Node:
     def forget(self) -> None:
         """Forget all epochs: nothing can be routed until some are installed."""
         self._routers.clear()
+        self._rules.clear()
         self.epoch = -1
 
     def retire(self, epoch: int) -> None:
         """Forget an epoch that no event is in any more."""
         if epoch != self.epoch:
             self._routers.pop(epoch, None)
+            self._rules.pop(epoch, None)
 
     def step(
         self, published: Sequence[Published], linked: Sequence[Linked], epoch: int | None = None
@@ -182,7 +188,8 @@ class Node:
                 epoch, header = _read_headers(message.headers)
                 if epoch not in self._routers:
                     raise InputError(f"epoch {epoch} is not known here; known are {sorted(self._routers)}")
-                events = decode_events(message.payload, LINK_LIMITS)
+                self._rules[epoch].check(message.sender, header)
+                events = _whole(decode_events(message.payload, LINK_LIMITS))
             except (InputError, LimitError) as error:
                 raw = message.payload[: 64 << 10]
                 done.rejected.append(
@@ -239,7 +246,7 @@ class Node:
                 if payload is None:
                     continue
                 done.outputs.append(Output(f"{LINK}.{token(to)}", payload, headers))
-                size = int(np.asarray(events.column("_size_bytes")).sum())
+                size = int(np.asarray(events.column(SIZE_BYTES)).sum())
                 wire = len(payload) + _bytes_of(headers)
                 done.sent.setdefault((epoch, to), Crossed()).add(events.num_rows, size, wire)
         for (client, ids), batches in hands.items():
@@ -285,6 +292,14 @@ def _by_subscriptions(
         groups.setdefault(tuple(sorted(at[row])), []).append(row)
     for names, members in groups.items():
         yield names, np.array(members)
+
+
+def _whole(events: pa.RecordBatch) -> pa.RecordBatch:
+    """The events of a frame, each with an id and a size. Raises `InputError`."""
+    for name in ("id", SIZE_BYTES):
+        if events.column(name).null_count:
+            raise InputError(f"the column {name} has nulls; write a value in each row")
+    return events
 
 
 def _bytes_of(headers: Mapping[str, str]) -> int:

@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import nats
 import nats.errors
@@ -16,6 +17,7 @@ from nats.aio.client import Client as Nats
 
 from ramify.errors import LiveError
 from ramify.overlay.live.names import DELIVER, IN, LINK, LOG, OUT, PUBLISH, REJECTED, SAMPLES, token
+from ramify.overlay.live.tasks import end_tasks
 
 __all__ = [
     "DUPLICATE_WINDOW_S",
@@ -37,6 +39,12 @@ _ACK_WAIT_S = 60
 _MOST_UNACKNOWLEDGED = 5_000
 _MOST_CONSUMERS = 100_000
 _AT_ONCE = 64
+# many connect at once when a machine starts them all
+_CONNECT_S = 10
+_CONNECTING = 16
+_SLOT_S = 1.0
+_waiting: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+_LOOPBACK = ("nats://127.0.0.1:", "nats://[::1]:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +78,9 @@ async def connect(endpoint: Endpoint, **callbacks: object) -> Nats:
         "name": endpoint.name,
         "max_reconnect_attempts": -1,
         "reconnect_time_wait": 0.1 + 0.2 * random.random(),
-        "connect_timeout": 2,
-        "ping_interval": 5,
+        "connect_timeout": _CONNECT_S,
+        # on loopback the kernel says at once when the other end is gone
+        "ping_interval": 30 if endpoint.url.startswith(_LOOPBACK) else 5,
         "max_outstanding_pings": 2,
         "pending_size": 64 << 20,
         "inbox_prefix": endpoint.inbox_prefix.encode(),
@@ -80,10 +89,24 @@ async def connect(endpoint: Endpoint, **callbacks: object) -> Nats:
     }
     if endpoint.seed is not None:
         options["nkeys_seed_str"] = endpoint.seed
+    made = asyncio.create_task(nats.connect(**options))  # type: ignore[arg-type]
     try:
-        return await nats.connect(**options)  # type: ignore[arg-type]
+        async with _slots():
+            # a server that is away keeps its slot no longer than this
+            await asyncio.wait([made], timeout=_SLOT_S)
+        return await made
     except (nats.errors.Error, OSError) as error:
         raise LiveError(f"cannot connect to {endpoint.url} as {endpoint.name}: {error!r}") from error
+    finally:
+        if not made.done():
+            await end_tasks([made])
+
+
+def _slots() -> asyncio.Semaphore:
+    """How many of a process connect at once. A server hangs up on who does not say within 2 s who it is,
+    and a process that begins hundreds at once is that slow: they would all begin again and again."""
+    loop = asyncio.get_running_loop()
+    return _waiting.setdefault(loop, asyncio.Semaphore(_CONNECTING))
 
 
 async def api(
@@ -188,12 +211,8 @@ async def ensure_consumer(connection: Nats, stream: str, name: str, subject: str
 
 async def ensure_lanes(connection: Nats, neighbours: Iterable[str], clients: Iterable[str]) -> None:
     """A consumer for every lane that is read from here."""
-    for broker in neighbours:
-        await ensure_consumer(connection, OUT, f"link_{token(broker)}", f"{LINK}.{token(broker)}")
-    names = list(clients)
-    for at in range(0, len(names), _AT_ONCE):
-        await asyncio.gather(*(_ensure_client(connection, name) for name in names[at : at + _AT_ONCE]))
-
-
-async def _ensure_client(connection: Nats, client: str) -> None:
-    await ensure_consumer(connection, OUT, f"client_{token(client)}", f"{DELIVER}.{token(client)}")
+    lanes = [(f"link_{token(name)}", f"{LINK}.{token(name)}") for name in neighbours]
+    lanes += [(f"client_{token(name)}", f"{DELIVER}.{token(name)}") for name in clients]
+    for at in range(0, len(lanes), _AT_ONCE):
+        some = lanes[at : at + _AT_ONCE]
+        await asyncio.gather(*(ensure_consumer(connection, OUT, name, lane) for name, lane in some))
