@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ramify.network.overlay import Overlay
 from ramify.overlay.live.adapting import Replanner
-from ramify.overlay.live.collector import Collector, CollectorConfig
+from ramify.overlay.live.collector import Collector, CollectorConfig, read_publishers
 from ramify.overlay.live.coordinator import Coordinator, CoordinatorConfig
 from ramify.overlay.live.metrics import CoordinatorMetrics, serve_metrics
 from ramify.overlay.live.serving import log_to_stderr, until_signal
@@ -105,15 +105,6 @@ class SampleDemand:
     def close(self) -> None:
         """End Spark."""
         self._open.close()
-
-
-def read_publishers(directory: Path) -> dict[str, str]:
-    """Client -> the broker that its samples came from, as the collector noted."""
-    try:
-        found = json.loads((directory / "publishers.json").read_bytes())
-    except FileNotFoundError:
-        return {}
-    return {str(client): str(broker) for client, broker in found.items()}
 
 
 def run_coordinator(asked: Coordinating) -> None:

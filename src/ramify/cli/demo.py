@@ -7,6 +7,7 @@ samples and installs a cheaper plan under load. At the end every event is accoun
 """
 
 import asyncio
+import os
 import shutil
 import sys
 import time
@@ -25,6 +26,7 @@ from ramify.cli.console import friendly, out, say
 from ramify.cli.explaining import told_row
 from ramify.cli.live import until_routing
 from ramify.cli.planning import plan as plan_command
+from ramify.content.events import BODY, SIZE_BYTES
 from ramify.content.matcher import Matcher
 from ramify.errors import InputError, LiveError
 from ramify.network.overlay import Overlay
@@ -32,6 +34,8 @@ from ramify.network.specs import overlay_from
 from ramify.overlay.live.client import LaneClient
 from ramify.overlay.live.control import Status
 from ramify.overlay.live.directory import Directory
+from ramify.overlay.live.frames import encode_events
+from ramify.overlay.live.intake import ARROW_TYPE, Published, take_in
 from ramify.overlay.live.looking import Overview, look
 from ramify.overlay.live.machine import Machine, MachineConfig
 from ramify.overlay.live.security import Client
@@ -146,6 +150,7 @@ class _Story:
         """Tell it."""
         machine = self._machine()
         tasks: list[asyncio.Task[Any]] = []
+        store: Store | None = None
         say(
             f"\nNow live: {len(self._overlay)} brokers on this machine, each with a NATS server of its own."
         )
@@ -160,9 +165,10 @@ class _Story:
             say(f"All route, {clients} clients are connected ({time.monotonic() - began:.0f} s).")
             await self._tell(store)
         finally:
-            for client in self._clients.values():
-                await client.close()
             await end_tasks(tasks)
+            await asyncio.gather(*(client.close() for client in self._clients.values()))
+            if store is not None:
+                await store.close()
             await machine.stop()
         where = self._directory.path
         say(
@@ -250,22 +256,25 @@ class _Story:
                 for subscription in delivered.subscriptions:
                     self._got[str(event), subscription] += 1
 
-    async def _publish(self, events: Sequence[pa.RecordBatch], when: str) -> None:
-        """Every publisher its own events in their order; all publishers at once."""
+    async def _publish(self, events: Sequence[pa.RecordBatch], when: str) -> list[pa.RecordBatch]:
+        """Every publisher its own events in their order, all publishers at once; what was published."""
         mine: dict[str, list[pa.RecordBatch]] = {}
         for batch in events:
             named = _renamed(batch, when)
-            self._expect(named)
             publishers = np.asarray(named.column("publisher").to_pylist())
             for name in np.unique(publishers).tolist():
-                mine.setdefault(name, []).append(named.take(np.flatnonzero(publishers == name)))
+                own = named.take(np.flatnonzero(publishers == name))
+                parts = (own.slice(at, _BATCH) for at in range(0, own.num_rows, _BATCH))
+                mine.setdefault(name, []).extend(_with_bodies(name, part) for part in parts)
+        for part in (part for parts in mine.values() for part in parts):
+            self._expect(part)
 
-        async def one(name: str, batches: list[pa.RecordBatch]) -> None:
-            for batch in batches:
-                for at in range(0, batch.num_rows, _BATCH):
-                    await self._clients[name].publish(batch.slice(at, _BATCH))
+        async def one(name: str, parts: list[pa.RecordBatch]) -> None:
+            for part in parts:
+                await self._clients[name].publish(part)
 
-        await asyncio.gather(*(one(name, batches) for name, batches in mine.items()))
+        await asyncio.gather(*(one(name, parts) for name, parts in mine.items()))
+        return [part for parts in mine.values() for part in parts]
 
     def _expect(self, batch: pa.RecordBatch) -> None:
         found = self._matcher.match(batch)
@@ -282,11 +291,11 @@ class _Story:
     ) -> _Replay:
         before = await _statuses(store, since=time.time())
         began = time.monotonic()
-        await self._publish(events, when)
+        published = await self._publish(events, when)
         await self._until_all_came()
         seconds = time.monotonic() - began
         after = await _statuses(store, since=time.time())
-        demand = self._demand(_renamed(batch, when) for batch in events)
+        demand = self._demand(published)
         priced = price(plan, demand)
         money, messages, payload, wire = _sent(self._overlay, before, after)
         return _Replay(
@@ -405,3 +414,26 @@ def _renamed(batch: pa.RecordBatch, when: str) -> pa.RecordBatch:
     ids = pa.array([f"{when}/{id_}" for id_ in batch.column("id").to_pylist()])
     at = batch.schema.get_field_index("id")
     return batch.set_column(at, batch.schema.field(at), ids)
+
+
+def _with_bodies(publisher: str, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The events with bodies that make them as large as the workload says, and the sizes that brokers see.
+
+    The bytes are random: they stand for bodies that were compressed before.
+    """
+    wanted = np.asarray(batch.column(SIZE_BYTES))
+    missing = np.maximum(wanted - np.asarray(_taken(publisher, batch).column(SIZE_BYTES)), 0)
+    bodies = pa.array([os.urandom(n) for n in missing.tolist()], pa.binary())
+    at = batch.schema.get_field_index(BODY)
+    filled = batch.set_column(at, batch.schema.field(at), bodies)
+    at = batch.schema.get_field_index(SIZE_BYTES)
+    seen = _taken(publisher, filled).column(SIZE_BYTES)
+    return filled.set_column(at, batch.schema.field(at), seen)
+
+
+def _taken(publisher: str, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The events as a broker takes them in."""
+    taken, rejected = take_in([Published(publisher, encode_events(batch), ARROW_TYPE, None, 0)])
+    if taken is None or rejected:
+        raise LiveError(f"events of the workload cannot be published: {rejected[:1]}")
+    return taken

@@ -43,6 +43,7 @@ _LONGEST_ID = 256
 _MOST_AT_ONCE = 512
 _AGAIN_S = 0.2
 _GRACE_S = 2.0
+_TURN_S = 2.0
 _NEEDS_ID = ("subscribe", "unsubscribe", "advertise", "unadvertise")
 _NEEDS_FILTER = ("subscribe", "advertise")
 
@@ -85,32 +86,48 @@ class Leader:
 
     async def ask(self, passed: Passed) -> Answer:
         """Pass a request on until it is answered, as long as it waits and a little longer. Never raises for
-        what servers and leaders do: that is an answer too."""
+        what servers and leaders do: that is an answer too.
+
+        It is asked in short turns, since requests may be repeated and a leader may die with one in hand.
+        """
         wait_s = passed.request.wait_s
-        deadline = time.monotonic() + wait_s + _GRACE_S
-        asked = False
+        deadline = time.monotonic() + wait_s
+        last: Answer | None = None
         while True:
             left = deadline - time.monotonic()
-            connection = self.connection
-            if connection is not None and connection.is_connected:
-                try:
-                    answer = await connection.request(
-                        COORDINATE, encode(passed), timeout=max(0.1, left), headers=None
-                    )
-                    return decode(answer.data, Answer)
-                except nats.errors.NoRespondersError:
-                    pass
-                except (nats.errors.Error, TimeoutError, OSError):
-                    asked = True
-                except InputError as error:
-                    return Answer(error=Problem("unavailable", f"the coordinator's answer: {error}"))
+            answer = await self._ask_once(passed, min(max(left, 0.0), _TURN_S))
+            last = answer or last
+            if answer is not None and _is_final(answer):
+                return answer
             if deadline - time.monotonic() <= _AGAIN_S:
-                if asked:
-                    reason = "no answer from the coordinator: it may have been done or not. Ask again."
-                    return Answer(error=Problem("unavailable", reason))
+                if last is not None:
+                    return last
                 reason = f"no coordinator decides now (tried for {wait_s:g} s). Ask again later."
                 return Answer(error=Problem("no_coordinator", reason))
             await asyncio.sleep(_AGAIN_S)
+
+    async def _ask_once(self, passed: Passed, wait_s: float) -> Answer | None:
+        """One turn; None when nobody is there to answer."""
+        connection = self.connection
+        if connection is None or not connection.is_connected:
+            return None
+        replace = msgspec.structs.replace
+        turn = replace(passed, request=replace(passed.request, wait_s=wait_s))
+        try:
+            answer = await connection.request(COORDINATE, encode(turn), timeout=wait_s + _GRACE_S)
+            return decode(answer.data, Answer)
+        except nats.errors.NoRespondersError:
+            return None
+        except (nats.errors.Error, TimeoutError, OSError):
+            reason = "no answer from the coordinator: it may have been done or not. Ask again."
+            return Answer(error=Problem("unavailable", reason))
+        except InputError as error:
+            return Answer(error=Problem("unavailable", f"the coordinator's answer: {error}"))
+
+
+def _is_final(answer: Answer) -> bool:
+    """Whether asking again could not make it better."""
+    return not answer.missing and (answer.error is None or answer.error.code != "unavailable")
 
 
 class Asker:

@@ -2,7 +2,8 @@
 
 Owns the directory's files:
 
-    samples-<stream>-<first>-<last>.parquet     the events of these messages of the stream
+    samples-<stream>-<first>-<last>.parquet   the events of these messages of the stream
+    _publishers.json                          client -> the broker that its samples came from
 
 A file appears whole, by a rename, under a name that is never used again. The names say how far the stream
 has been landed, so after a crash nothing lands twice; the acknowledgement only lets the server forget.
@@ -22,18 +23,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import nats.errors
 import pyarrow as pa
 import pyarrow.parquet as pq
 from nats.aio.client import Client as Nats
 
 from ramify.errors import InputError, LiveError, RamifyError
+from ramify.overlay.live.directory import replace_file
 from ramify.overlay.live.frames import LINK_LIMITS, concat, decode_events
-from ramify.overlay.live.names import SAMPLES, token
+from ramify.overlay.live.names import SAMPLES, name_of, token
 from ramify.overlay.live.pulling import Pulled, Puller
 from ramify.overlay.live.streams import Endpoint, api, connect, ensure_consumer, ensure_samples
 
-__all__ = ["Collector", "CollectorConfig"]
+__all__ = ["PUBLISHERS", "Collector", "CollectorConfig", "read_publishers"]
+
+PUBLISHERS = "_publishers.json"
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +75,8 @@ class Collector:
         self.landed = 0
         """Events that were written to files."""
         self.bad = 0
+        self._publishers: dict[str, str] = {}
+        self._moved = False
         """Messages that were no events."""
         self._stream = ""
         # landed, or gone from the stream before it was
@@ -160,8 +167,18 @@ class Collector:
         if not self._taken:
             self._since = time.monotonic()
         self._taken.append((message.sequence, batch))
+        if batch is not None:
+            self._note(batch, message.subject)
         self._events += 0 if batch is None else batch.num_rows
         self._reply = message.reply
+
+    def _note(self, batch: pa.RecordBatch, subject: str) -> None:
+        """Where publishers are attached: the pipeline counts events by broker, and they say only who."""
+        broker = name_of(subject.rpartition(".")[2])
+        for name in batch.column("publisher").unique().to_pylist():
+            if name is not None and self._publishers.get(name) != broker:
+                self._publishers[name] = broker
+                self._moved = True
 
     def _is_due(self) -> bool:
         late = time.monotonic() - self._since >= self.config.linger_s
@@ -169,6 +186,9 @@ class Collector:
 
     def _land(self) -> None:
         """Write what waits, in order. When this returns it is on disk."""
+        if self._moved:
+            replace_file(self.config.directory / PUBLISHERS, self._publishers)
+            self._moved = False
         for first, last, table in _tables(self._taken):
             if table is not None:
                 self._write(f"samples-{self._stream}-{first}-{last}.parquet", table)
@@ -188,6 +208,7 @@ class Collector:
 
     def _resume(self) -> int:
         """How far the stream has been landed; what a crash left unfinished is removed."""
+        self._publishers = read_publishers(self.config.directory)
         for part in self.config.directory.glob(".samples-*.part"):
             part.unlink(missing_ok=True)
         return max((int(found[3]) for found in self._files() if found[1] == self._stream), default=0)
@@ -206,6 +227,17 @@ class Collector:
                 return
             (self.config.directory / name).unlink(missing_ok=True)
             total -= size
+
+
+def read_publishers(directory: Path) -> dict[str, str]:
+    """Client -> the broker that its samples came from; empty when none has landed. Raises `InputError`."""
+    file = directory / PUBLISHERS
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, str])
+    except FileNotFoundError:
+        return {}
+    except msgspec.DecodeError as error:
+        raise InputError(f"is no map from clients to brokers: {error}. Remove it", path=str(file)) from None
 
 
 def _tables(
