@@ -21,7 +21,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
 	@touch $@
 
-demo: $(READY) ## Plan a shop's events over 41 cloud regions: what each scheme costs, the way of one event
+demo: $(READY) ## The whole story: plan a shop's events over 41 cloud regions, run them live, re-plan
 	@mkdir -p build
 	@$(BIN)/ramify demo --out build/demo-plan.json
 

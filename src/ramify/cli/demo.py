@@ -115,9 +115,9 @@ class _Replay:
     seconds: float
 
     @property
-    def per_thousand(self) -> float:
-        """Measured money for a thousand events."""
-        return 1_000 * self.measured / self.events
+    def per_million(self) -> float:
+        """Measured money for a million events."""
+        return 1e6 * self.measured / self.events
 
 
 class _Story:
@@ -196,10 +196,10 @@ class _Story:
         third = await self._replay(store, self._evening[half:], plan, "night")
         say(f"\nThe new plan, {plan.scheme}, on the same kind of traffic:")
         _compare(third)
-        saved = 1 - third.per_thousand / second.per_thousand
+        saved = 1 - third.per_million / second.per_million
         say(
-            f"[bold]Measured: ${second.per_thousand:.5f} per 1,000 events before, "
-            f"${third.per_thousand:.5f} after: {100 * saved:.1f} % saved.[/bold]"
+            f"[bold]Measured for a million events: ${second.per_million:.2f} before, "
+            f"${third.per_million:.2f} after: {100 * saved:.1f} % saved.[/bold]"
         )
         self._account()
 
@@ -358,9 +358,9 @@ def _compare(done: _Replay) -> None:
     verdict = "link by link the same" if same else f"{done.predicted_messages:,} predicted"
     overhead = done.wire_bytes / done.payload_bytes if done.payload_bytes else 1.0
     out.print(
-        f"  predicted  ${1_000 * done.predicted / done.events:.5f} per 1,000 events\n"
-        f"  measured   ${done.per_thousand:.5f} per 1,000 events; {done.messages:,} messages over links, "
-        f"{verdict}; {overhead:.2f} bytes on the wire for one of payload",
+        f"  predicted  ${1e6 * done.predicted / done.events:.2f} for a million such events\n"
+        f"  measured   ${done.per_million:.2f}; {done.messages:,} messages over links, {verdict}; "
+        f"{overhead:.2f} bytes on the wire for one of payload",
         highlight=False,
         soft_wrap=True,
     )
