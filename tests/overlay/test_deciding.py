@@ -253,8 +253,10 @@ def test_a_request_again_changes_nothing_and_a_refused_one_too(
         if once.problem is not None:
             assert once.record == (record or ClientRecord("c", "v0"))
             continue
-        had = set() if record is None else {*record.subscriptions, *record.advertisements}
-        went = had - {*once.record.subscriptions, *once.record.advertisements}
+        before = record or ClientRecord("c", "v0")
+        went = (before.subscriptions.keys() - once.record.subscriptions.keys()) | (
+            before.advertisements.keys() - once.record.advertisements.keys()
+        )
         knows = empty_rules(removed=lambda client, id_, went=went: id_ in went)
         again = ask(once.record, passed(op, id_, filter_), knows)
         assert again.problem is None
@@ -350,6 +352,20 @@ def test_a_plan_that_was_overtaken_is_not_proposed() -> None:
     with pytest.raises(PlanError, match="overtaken"):
         book.propose(PLANS["mirror-all"])
     assert book.epochs.live == (1,)
+
+
+def test_a_new_base_is_spelled_as_those_who_read_it_spell_it() -> None:
+    store, names = Stored(), Names()
+    rows = [Subscription(id_, "c", "v0", sql="x > 1") for id_ in ("a", "b")]
+    classes = Classes.collapse(rows, WORLD.overlay, SCHEMA.attributes)
+    book, writes = Book.first(make_plan("mst", Problem.of(WORLD.overlay, classes, Demand.of([]))), names)
+    store.write(writes)
+    # the one that spells the class goes
+    asked = ask(book.records["c"], Passed("v0", "c", Request("unsubscribe", "a")), rules(book))
+    store.write([*book.put_records([asked.record]), *book.revise(asked.ids), book.state()])
+    store.write([*book.rebase(1), book.state()])
+    assert store.plans() == {1: encode_plan(book.live[1].plan)}
+    assert not set(book.dropped) & book.referred()
 
 
 def test_a_client_at_two_brokers_cannot_be_begun_with() -> None:

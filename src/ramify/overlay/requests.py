@@ -198,7 +198,13 @@ def _resolved(record: ClientRecord, request: Request) -> str:
     if not request.id or len(request.id) > _LONGEST_ID:
         raise _RefusedError("bad_request", f"a subscription's id has 1 to {_LONGEST_ID} characters")
     own = f"{record.client}/{request.id}"
-    return request.id if own not in record.subscriptions and request.id in record.subscriptions else own
+    return request.id if own not in record.subscriptions and _came_with_a_plan(record, request.id) else own
+
+
+def _came_with_a_plan(record: ClientRecord, id_: str) -> bool:
+    """Whether a client has this id as it stands. One with the client's own prefix was asked for without it:
+    taken as it stands, a request made twice would hit two subscriptions."""
+    return id_ in record.subscriptions and not id_.startswith(f"{record.client}/")
 
 
 def _key(record: ClientRecord, id_: str, request: Request, rules: Rules) -> bytes:

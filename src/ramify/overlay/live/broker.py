@@ -58,6 +58,7 @@ _RETRY_S = (0.05, 0.1, 0.25, 0.5, 1.0)
 _FULL_WAIT_S = 0.5
 _GAP_S = 0.5
 _RESET_AGAIN_S = 0.5
+_MOST_DIGITS = 20
 _IDLE_S = 0.005
 
 
@@ -104,7 +105,11 @@ class _Input:
         self.behind = 0
 
     def number(self, message: Pulled) -> int:
-        return message.sequence if self.name == CLIENTS else int(message.headers.get("L", "0"))
+        if self.name == CLIENTS:
+            return message.sequence
+        text = message.headers.get("L", "")
+        # not one of a router's: as if it had come before
+        return int(text) if text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS else 0
 
     @property
     def waiting(self) -> bool:

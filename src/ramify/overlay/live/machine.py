@@ -7,6 +7,7 @@ Owns the processes; the files they run from are `Directory`. Every process that 
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from typing import IO
 import msgspec
 from nats.aio.client import Client as Nats
 
+from ramify.errors import RamifyError
 from ramify.network.overlay import Overlay
 from ramify.overlay.live.broker_files import BrokerFile, ServerEntry, write_broker_file
 from ramify.overlay.live.directory import (
@@ -39,6 +41,8 @@ from ramify.overlay.live.site import Site
 from ramify.overlay.live.streams import Endpoint, Sizes, api, connect
 
 __all__ = ["Child", "ClientFile", "Directory", "Machine", "MachineConfig", "RunningFile", "StreamProbe"]
+
+_log = logging.getLogger(__name__)
 
 _PROBE = "PROBE"
 _PROBE_EVERY_S = 5.0
@@ -262,15 +266,25 @@ class Machine:
     # ------------------------------------------------------------------------------------------ watch
 
     async def watch(self) -> None:
-        """Let in the clients that are added, and keep `running.json` true, until cancelled."""
+        """Let in the clients that are added, and keep `running.json` true, until cancelled.
+
+        Clients that cannot be let in now (their server is down, the file is damaged) are tried again.
+        """
         file = self.directory.path / "clients.json"
-        seen = _stamp(file)
+        # nothing: some may have been added since the start
+        seen: object = None
         told: object = None
+        trouble = ""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             if (now := _stamp(file)) != seen:
-                seen = now
-                await self._let_in(self.directory.clients())
+                try:
+                    await self._let_in(self.directory.clients())
+                    seen, trouble = now, ""
+                except RamifyError as error:
+                    if str(error) != trouble:
+                        trouble = str(error)
+                        _log.warning("new clients are not let in yet: %s", trouble)
             children = {name: each.server for name, each in self._children.items()}
             found = [(c.pid, self._metrics(name)) for name, c in children.items() if isinstance(c, Child)]
             if found != told:
@@ -279,11 +293,11 @@ class Machine:
 
     async def _let_in(self, clients: Mapping[str, str]) -> None:
         changed = {clients[name] for name in clients.keys() - self._attached.keys()}
-        self._attached = dict(clients)
-        site = self._site()
+        site = replace(self._site(), clients=clients)
         for broker in sorted(changed):
             server = _server(self._servers[broker])
             await server.reload(site.accounts(broker))
+        self._attached = dict(clients)
         self._write_clients()
 
     @property

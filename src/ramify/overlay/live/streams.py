@@ -89,16 +89,17 @@ async def connect(endpoint: Endpoint, **callbacks: object) -> Nats:
     }
     if endpoint.seed is not None:
         options["nkeys_seed_str"] = endpoint.seed
-    made = asyncio.create_task(nats.connect(**options))  # type: ignore[arg-type]
+    made: asyncio.Task[Nats] | None = None
     try:
         async with _slots():
+            made = asyncio.create_task(nats.connect(**options))  # type: ignore[arg-type]
             # a server that is away keeps its slot no longer than this
             await asyncio.wait([made], timeout=_SLOT_S)
         return await made
     except (nats.errors.Error, OSError) as error:
         raise LiveError(f"cannot connect to {endpoint.url} as {endpoint.name}: {error!r}") from error
     finally:
-        if not made.done():
+        if made is not None and not made.done():
             await end_tasks([made])
 
 
