@@ -97,17 +97,15 @@ class Load:
 
 
 async def _fault(machine: Machine, kind: str, rng: random.Random) -> None:
-    running = pids(machine)
     broker = rng.choice(machine.config.overlay.brokers)
     routers = rng.choice(["routers-1", "routers-2"])
     match kind:
-        case "routers" | "coordinator":
-            send(running[routers if kind == "routers" else kind], signal.SIGKILL)
-        case "server" | "control":
-            send(running["" if kind == "control" else broker], signal.SIGKILL)
+        case "routers" | "coordinator" | "server" | "control":
+            name = {"routers": routers, "server": broker, "control": ""}.get(kind, kind)
+            send(await _pid(machine, name), signal.SIGKILL)
         case "silent control" | "silent server":
             # longer than every lease and every time-out of a request
-            pid = running["" if kind == "silent control" else broker]
+            pid = await _pid(machine, "" if kind == "silent control" else broker)
             send(pid, signal.SIGSTOP)
             await asyncio.sleep(7)
             send(pid, signal.SIGCONT)
@@ -117,9 +115,17 @@ async def _fault(machine: Machine, kind: str, rng: random.Random) -> None:
             await _switch(machine, rng.choice(["mult", "unicast"]))
 
 
+async def _pid(machine: Machine, name: str) -> int:
+    """Of a process that may be about to be started again."""
+    await until(lambda: name in pids(machine))
+    return pids(machine)[name]
+
+
 async def _replaced_and_woken(machine: Machine, routers: str) -> None:
     """A process is stopped, another takes its brokers over and routes, and then the first one wakes."""
-    old = pids(machine)[routers]
+    # one that has not begun yet would replace the second, not be replaced
+    await until_routing(machine)
+    old = await _pid(machine, routers)
     send(old, signal.SIGSTOP)
     try:
         with extra_routers(machine, routers) as second:
