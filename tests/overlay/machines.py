@@ -106,6 +106,15 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def began(pid: int) -> float:
+    """When a process was started, in seconds since 1970."""
+    with open(f"/proc/{pid}/stat") as file:
+        ticks = int(file.read().rsplit(")", 1)[1].split()[19])
+    with open("/proc/stat") as file:
+        boot = next(int(line.split()[1]) for line in file if line.startswith("btime"))
+    return boot + ticks / os.sysconf("SC_CLK_TCK")
+
+
 async def until(what: Callable[[], bool], limit_s: float = 90.0) -> None:
     async with asyncio.timeout(limit_s):
         while not what():

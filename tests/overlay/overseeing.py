@@ -61,11 +61,16 @@ class Overseer:
         return epoch
 
     async def revise(self, changes: dict[int, list[Change]]) -> int:
-        revision = self.epochs.revise()
-        for at, live in enumerate(self.live):
-            key = f"changes.c{next(self._keys)}"
-            await self.store.put(key, encode(Changes(live.epoch, revision, changes[live.epoch])))
-            self.live[at] = msgspec.structs.replace(live, changes=[*live.changes, (revision, key)])
+        # all records before the decision, which others may save at any moment
+        revision, keys = self.epochs.revision + 1, {}
+        for epoch, made in changes.items():
+            keys[epoch] = key = f"changes.c{next(self._keys)}"
+            await self.store.put(key, encode(Changes(epoch, revision, made)))
+        assert self.epochs.revise() == revision
+        self.live = [
+            msgspec.structs.replace(live, changes=[*live.changes, (revision, keys[live.epoch])])
+            for live in self.live
+        ]
         await self.save()
         return revision
 

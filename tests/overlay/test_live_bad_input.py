@@ -101,7 +101,7 @@ async def rejected_at(url: str, ring: Any, broker: str, position: int) -> dict[s
         async with asyncio.timeout(60):
             while True:
                 state = (await api(connection, "STREAM.INFO.REJECTED", {}))["state"]
-                for sequence in range(int(state["first_seq"]), int(state["last_seq"]) + 1):
+                for sequence in range(max(1, int(state["first_seq"])), int(state["last_seq"]) + 1):
                     told = await api(connection, "STREAM.MSG.GET.REJECTED", {"seq": sequence})
                     lines = base64.b64decode(told["message"]["hdrs"]).decode().split("\r\n")[1:]
                     pairs = (line.partition(":") for line in lines if line)

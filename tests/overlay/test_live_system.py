@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from machines import (
     RING,
     Collected,
+    began,
     extra_routers,
     is_running,
     machine_of,
@@ -28,10 +29,12 @@ from machines import (
 )
 
 from ramify.content.events import Event
+from ramify.content.subscriptions import Subscription
 from ramify.errors import LiveError
 from ramify.overlay.live.clients import Client, OutcomeUnknownError, RefusedError
 from ramify.overlay.live.coordinator import Coordinator, CoordinatorConfig
 from ramify.overlay.live.directory import COORDINATOR
+from ramify.overlay.live.looking import Overview
 from ramify.overlay.live.machine import Machine
 from ramify.overlay.live.tasks import end_tasks
 from ramify.planning.catalog import make_plan
@@ -48,16 +51,8 @@ FILTERS = {
     "some": ("r2", "topic IN ('a', 'b') AND x >= 2"),
     "all": ("r3", "x >= 0"),
 }
-KINDS = (
-    "routers",
-    "server",
-    "control",
-    "coordinator",
-    "woken",
-    "silent control",
-    "silent server",
-    "switch",
-)
+SWITCHES = ("mult", "unicast")
+KINDS = ("routers", "server", "control", "coordinator", "woken", "silent control", "silent server")
 
 
 class Load:
@@ -111,8 +106,8 @@ async def _fault(machine: Machine, kind: str, rng: random.Random) -> None:
             send(pid, signal.SIGCONT)
         case "woken":
             await _replaced_and_woken(machine, routers)
-        case "switch":
-            await _switch(machine, rng.choice(["mult", "unicast"]))
+        case scheme:
+            await _switch(machine, scheme)
 
 
 async def _pid(machine: Machine, name: str) -> int:
@@ -123,9 +118,16 @@ async def _pid(machine: Machine, name: str) -> int:
 
 async def _replaced_and_woken(machine: Machine, routers: str) -> None:
     """A process is stopped, another takes its brokers over and routes, and then the first one wakes."""
-    # one that has not begun yet would replace the second, not be replaced
-    await until_routing(machine)
     old = await _pid(machine, routers)
+    # one that has not begun to route would replace the second, not be replaced
+    mine = set(machine.config.overlay.brokers[int(routers[-1]) - 1 :: 2])
+    since = began(old) - 1
+
+    def routes(view: Overview) -> bool:
+        told = {b.name: b.status for b in view.brokers if b.state == "routing" and b.status is not None}
+        return all(name in told and told[name].started >= since for name in mine)
+
+    await until_seen(machine, routes)
     send(old, signal.SIGSTOP)
     try:
         with extra_routers(machine, routers) as second:
@@ -144,7 +146,8 @@ async def _switch(machine: Machine, scheme: str) -> None:
     """A coordinator with another plan takes over, for as long as the switch takes."""
     overlay = machine.config.overlay
     before = (await until_seen(machine, lambda view: bool(view.epochs))).epochs[-1].epoch
-    classes = Classes.collapse([], overlay, {})
+    rows = [Subscription(f"{name}/{id_}", name, READERS[name], sql) for id_, (name, sql) in FILTERS.items()]
+    classes = Classes.collapse(rows, overlay, {})
     problem = Problem.of(overlay, classes, Demand.of([]), machine.directory.clients())
     endpoint = machine.directory.control_endpoint(COORDINATOR, machine.control_url)
     plan = make_plan(scheme, problem)
@@ -189,7 +192,8 @@ def test_whatever_is_killed_stopped_or_woken_nothing_is_lost_or_doubled(tmp_path
                 load = Load({name: clients[name] for name in WRITERS})
                 toggled: Counter[str] = Counter()
                 toggling = asyncio.create_task(_toggle(clients["t"], toggled))
-                order = [*rng.sample(KINDS, len(KINDS)), "routers", "server"]
+                some = [*KINDS, *SWITCHES]
+                order = [*rng.sample(some, len(some)), "routers", "server"]
                 for kind in order:
                     await _fault(machine, kind, rng)
                     await asyncio.sleep(rng.uniform(0.5, 2.0))

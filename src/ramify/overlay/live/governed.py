@@ -26,7 +26,7 @@ from nats.aio.client import Client as Nats
 
 from ramify.content.events import AttributeType
 from ramify.errors import InputError, LiveError, RamifyError
-from ramify.overlay.epochs import BrokerReport, Epochs, Install
+from ramify.overlay.epochs import BrokerReport, Epochs
 from ramify.overlay.live.asking import Asker, Leader
 from ramify.overlay.live.broker import Broker, BrokerConfig
 from ramify.overlay.live.control import (
@@ -94,14 +94,6 @@ class _Seen:
 
     live: list[LiveEpoch] = field(default_factory=list)
     epochs: Epochs = field(default_factory=Epochs)
-
-    def wanted(self, broker: str) -> dict[int, int]:
-        """The revision of each live epoch that is to be held."""
-        found = {live.epoch: revision_of(live) for live in self.live}
-        for action in self.epochs.actions():
-            if isinstance(action, Install) and broker in action.to and action.epoch in found:
-                found[action.epoch] = max(found[action.epoch], action.revision)
-        return found
 
 
 @functools.lru_cache(maxsize=2)
@@ -370,10 +362,10 @@ class Governed:
     async def _catch_up(self, seen: _Seen) -> bool:
         """Carry out a state: install, flip, retire. False when the flip must be tried again."""
         session, epochs = self._session, seen.epochs
-        wanted = seen.wanted(self.name)
         for live in seen.live:
-            if self._held.get(live.epoch, -1) < wanted[live.epoch]:
-                await self._install(live, wanted[live.epoch])
+            # what the saved changes come to, not what was decided: only that can be held
+            if self._held.get(live.epoch, -1) < revision_of(live):
+                await self._install(live)
         if epochs.target is not None and epochs.turn > self._turn:
             try:
                 async with asyncio.timeout(_QUIET_S), self.broker.between_steps():
@@ -391,7 +383,7 @@ class Governed:
             self.broker.wake()
         return True
 
-    async def _install(self, live: LiveEpoch, revision: int) -> None:
+    async def _install(self, live: LiveEpoch) -> None:
         store = await self._at_store()
         routing = await self._plans.routing(store, live)
         here = routing.plan.overlay.index.get(self.name)
@@ -399,7 +391,7 @@ class Governed:
             raise InputError(f"the plan {live.plan_key} has no broker {self.name!r}: check its overlay")
         await self.guard.learn(routing.clients_at(here))
         self.node.install(live.epoch, routing)
-        self._held[live.epoch] = revision
+        self._held[live.epoch] = revision_of(live)
 
     # ----------------------------------------------------------------------------------------- reporting
 
