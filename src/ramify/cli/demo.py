@@ -198,8 +198,8 @@ class _Story:
         _compare(third)
         saved = 1 - third.per_million / second.per_million
         say(
-            f"[bold]Measured for a million events: ${second.per_million:.2f} before, "
-            f"${third.per_million:.2f} after: {100 * saved:.1f} % saved.[/bold]"
+            f"[bold]Measured for a million events: ${second.per_million:.4f} before, "
+            f"${third.per_million:.4f} after: {100 * saved:.1f} % saved.[/bold]"
         )
         self._account()
 
@@ -355,11 +355,11 @@ def _all_at(view: Overview, epoch: int) -> bool:
 
 def _compare(done: _Replay) -> None:
     same = done.messages == done.predicted_messages
-    verdict = "link by link the same" if same else f"{done.predicted_messages:,} predicted"
+    verdict = "as many as predicted" if same else f"{done.predicted_messages:,} predicted"
     overhead = done.wire_bytes / done.payload_bytes if done.payload_bytes else 1.0
     out.print(
-        f"  predicted  ${1e6 * done.predicted / done.events:.2f} for a million such events\n"
-        f"  measured   ${done.per_million:.2f}; {done.messages:,} messages over links, {verdict}; "
+        f"  predicted  ${1e6 * done.predicted / done.events:.4f} for a million such events\n"
+        f"  measured   ${done.per_million:.4f}; {done.messages:,} messages over links, {verdict}; "
         f"{overhead:.2f} bytes on the wire for one of payload",
         highlight=False,
         soft_wrap=True,
