@@ -5,7 +5,6 @@ Owns the processes; the files they run from are `Directory`. Every process that 
 """
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -36,7 +35,14 @@ from ramify.overlay.live.governed import DEFAULT_LEASE_S
 from ramify.overlay.live.names import token
 from ramify.overlay.live.sampling import DEFAULT_PROBABILITY
 from ramify.overlay.live.security import Client, Control, Neighbour, Role, Router, accounts_config
-from ramify.overlay.live.server import Server, ServerConfig, ServerError, Supervisor, die_with_parent
+from ramify.overlay.live.server import (
+    OwnProcess,
+    Server,
+    ServerConfig,
+    ServerError,
+    Supervisor,
+    die_with_parent,
+)
 from ramify.overlay.live.site import Site
 from ramify.overlay.live.streams import Endpoint, Sizes, api, connect
 
@@ -50,29 +56,19 @@ _LOOK_EVERY_S = 0.5
 _STOP_LIMIT_S = 20.0
 
 
-class Child:
+class Child(OwnProcess):
     """A process of ours with its log. Ends with us; see `Supervisor` for who restarts it."""
 
     def __init__(self, name: str, arguments: Iterable[str], log: Path) -> None:
+        super().__init__()
         self._name = name
         self._arguments = list(arguments)
         self.log = log
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def name(self) -> str:
         """For people."""
         return self._name
-
-    @property
-    def pid(self) -> int | None:
-        """The process, None before it was started."""
-        return None if self._process is None else self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process runs."""
-        return self._process is not None and self._process.poll() is None
 
     async def start(self) -> None:
         """Start it; nothing to do when it runs. Raises `ServerError`."""
@@ -93,18 +89,8 @@ class Child:
             raise ServerError(f"cannot start {self._name}: {error}") from None
 
     async def stop(self, limit_s: float = _STOP_LIMIT_S) -> None:
-        """End it: politely, by force after the limit."""
-        process = self._process
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        deadline = time.monotonic() + limit_s
-        while process.poll() is None and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        """As every process; routers need a while to leave in order."""
+        await super().stop(limit_s)
 
     def tail(self, lines: int = 12) -> str:
         """The end of its log."""

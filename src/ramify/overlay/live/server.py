@@ -40,6 +40,7 @@ from ramify.overlay.live.security import Tls, check_listen, quote, tls_config
 from ramify.overlay.live.tasks import end_tasks
 
 __all__ = [
+    "OwnProcess",
     "Server",
     "ServerConfig",
     "ServerError",
@@ -162,13 +163,50 @@ def free_port(host: str = "127.0.0.1") -> int:
     raise ServerError(f"no free port on {host!r} among 15000-31999. Give one as port")
 
 
-class Server:
-    """One nats-server process. Start, stop and start again: the port and the data stay."""
+class OwnProcess:
+    """A child process of ours, started by a subclass; it ends with us (`die_with_parent`)."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process, None when none was started or it was reaped."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs. It may be of no use all the same: see `Supervisor`."""
+        return self._process is not None and self._process.poll() is None
+
+    async def stop(self, limit_s: float = 10.0) -> None:
+        """End it: politely, and by force after the limit. Returns when the process is gone."""
+        process = self._process
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        deadline = time.monotonic() + limit_s
+        while process.poll() is None and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it at once, without a word to it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+class Server(OwnProcess):
+    """One nats-server process. Start, stop and start again: the port and the data stay, and what it
+    acknowledged is on disk or with the kernel when it is killed."""
 
     def __init__(self, config: ServerConfig, *, start_limit_s: float = 30.0) -> None:
+        super().__init__()
         self.config = config
         self._start_limit_s = start_limit_s
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def name(self) -> str:
@@ -180,16 +218,6 @@ class Server:
         """Where clients connect; known once it has started."""
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
         return f"{'tls' if self.config.tls else 'nats'}://{host}:{self.config.port}"
-
-    @property
-    def pid(self) -> int | None:
-        """The process, None when none was started or it was reaped."""
-        return None if self._process is None else self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process runs. Its streams may be dead all the same: see `Supervisor`."""
-        return self._process is not None and self._process.poll() is None
 
     @property
     def log(self) -> Path:
@@ -248,25 +276,6 @@ class Server:
             return bool(info["server_name"] == token(self.config.name))
         except (OSError, TimeoutError, ValueError, LookupError, TypeError):
             return False
-
-    async def stop(self, limit_s: float = 10.0) -> None:
-        """End it: politely, and by force after the limit. Returns when the process is gone."""
-        process = self._process
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        deadline = time.monotonic() + limit_s
-        while process.poll() is None and time.monotonic() < deadline:
-            await asyncio.sleep(_POLL_S)
-        self.kill()
-
-    def kill(self) -> None:
-        """End it at once, without a word to it. What it acknowledged is on disk or with the kernel."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
 
     async def reload(self, accounts: str) -> None:
         """Let it take new accounts while it runs; users that stay keep their connections.
