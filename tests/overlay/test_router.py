@@ -1,10 +1,14 @@
 """What was priced is what runs: any plan, priced and routed, message for message."""
 
+from collections import Counter
+from typing import Any
+
 import numpy as np
+import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.overlay.router import RoutingPlan
+from ramify.overlay.router import Router, RoutingPlan
 from ramify.overlay.simulator import Simulated, Simulator
 from ramify.planning.check import _form
 from ramify.planning.plan import Plan
@@ -43,6 +47,30 @@ def test_any_plan_is_routed_as_it_is_priced_batch_by_batch(case: tuple[World, Pl
     same(price(plan, world.demand), done)
     assert set(done.delivered) <= world.wanted()
     assert all(count == 1 for count in done.delivered.values())
+
+
+@given(planned())
+def test_the_matcher_is_asked_for_the_events_that_count_as_matched_and_no_others(
+    case: tuple[World, Plan],
+) -> None:
+    """A broker that forwards by a channel's number, a label or a carried tree never looks at content."""
+    world, plan = case
+    asked: Counter[int] = Counter()
+
+    class Watched(Simulator):
+        def router(self, broker: int) -> Router:
+            known = super().router(broker)
+            plain = Router.patterns
+
+            def patterns(events: pa.RecordBatch) -> Any:
+                asked[broker] += events.num_rows
+                return plain(known, events)
+
+            known.patterns = patterns  # type: ignore[method-assign]
+            return known
+
+    done = Watched(plan).simulate_events([world.batch])
+    assert asked.total() == done.matchings
 
 
 @given(planned())

@@ -128,6 +128,11 @@ class Router:
         if header is not None and header.label is not None and header.label[1] != self.broker:
             following, onward = self._pass_on(header)
             return Routed(((following, Frame(frame.events, onward)),), (), 0)
+        if header is not None:
+            # whether a broker must match is told by the header alone: then the events are not looked at
+            unseen = self.decide(header, sender, NO_CELL, ())
+            if not unseen.matched:
+                return Routed(tuple((to, Frame(frame.events, on)) for to, on in unseen.forwards), (), 0)
         forwards: dict[tuple[int, Header], list[int]] = {}
         deliveries: dict[int, list[int]] = {}
         matchings = 0
