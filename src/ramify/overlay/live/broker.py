@@ -51,6 +51,9 @@ __all__ = ["Broker", "BrokerConfig"]
 CLIENTS = "*"
 """The input of what clients publish, among those of neighbours: no token is like it."""
 
+ROWS = "*rows"
+"""Among positions: how many events of the next message of clients are routed already, where some are."""
+
 _MOST_STEP_BYTES = 8 << 20
 _MOST_STEP_MESSAGES = 512
 _PURGE_EVERY_S = 5.0
@@ -421,16 +424,21 @@ class Broker:
         if not published and not linked:
             await self._acknowledge()
             return False
-        done = self.node.step(published, linked, epoch)
+        rows = self._out.positions.get(ROWS, 0), (self._begun or {}).get(ROWS)
+        done = self.node.step(published, linked, epoch, rows)
+        if self._begun is None and not done.fits:
+            if len(published) + len(linked) > 1:
+                self._size.shrink(len(published) + len(linked))
+                await self._until_done(self._recover)
+                return True
+            done, rows = self._cut(published, linked, epoch, rows[0], done)
         await self._reject(done.rejected)
-        positions = {
-            **self._out.positions,
-            **{source.key: source.inlet.taken for source in self._inputs.values()},
-        }
-        await self._out.commit(done.outputs, positions, epoch)
+        await self._out.commit(done.outputs, self._reached(rows[1]), epoch)
         self._begun = None
         self._busy = len(published) > 1
         self._size.learn(len(published) + len(linked), done.outputs)
+        if rows[1] is not None:
+            self._put_back()
         self.counters.add(done)
         self._note_sent(self._out.written)
         if self._on_commit is not None:
@@ -439,6 +447,37 @@ class Broker:
             source.inlet.commit(source.inlet.taken)
         await self._acknowledge()
         return True
+
+    def _cut(
+        self, published: list[Published], linked: list[Linked], epoch: int, first: int, whole: Stepped
+    ) -> tuple[Stepped, tuple[int, int | None]]:
+        """As many of a message's events as one write can have, from `first` on; at least one."""
+        end, done = whole.readable, whole
+        while published and end - first > 1 and not done.fits:
+            end = first + (end - first) // 2
+            done = self.node.step(published, linked, epoch, (first, end))
+        return done, (first, None if end == whole.readable else end)
+
+    def _reached(self, end: int | None) -> dict[str, int]:
+        """The positions that a step reaches; with `end`, it stops in the middle of a client's message."""
+        positions = {
+            **self._out.positions,
+            **{source.key: source.inlet.taken for source in self._inputs.values()},
+        }
+        positions.pop(ROWS, None)
+        if end is not None:
+            positions[CLIENTS] -= 1
+            positions[ROWS] = end
+        return positions
+
+    def _put_back(self) -> None:
+        """Have a client's message come again of which only some events are routed."""
+        source = self._inputs[CLIENTS]
+        assert source.due is not None
+        source.puller.put_back(source.due)
+        source.due = None
+        source.inlet.forget_taken(source.inlet.taken - 1)
+        self._arrived.set()
 
     def _note_sent(self, written: Sequence[Written]) -> None:
         for each in written:
@@ -465,8 +504,12 @@ class Broker:
         if self._begun is not None and not self._is_whole(self._begun):
             return published, linked
         room = _MOST_STEP_BYTES
-        for source in list(self._inputs.values()):
-            last = None if self._begun is None else self._begun.get(source.key, 0)
+        # the rest of a message that was routed in part is a step of its own
+        alone = self._begun is None and ROWS in self._out.positions
+        for source in [self._inputs[CLIENTS]] if alone else list(self._inputs.values()):
+            last = None if self._begun is None else _last(self._begun, source.key)
+            if alone:
+                last = source.inlet.committed + 1
             while source.waiting:
                 full = room <= 0 or len(published) + len(linked) >= self._size.messages
                 if full if last is None else source.inlet.taken >= last:
@@ -509,7 +552,8 @@ class Broker:
     def _is_whole(self, begun: Mapping[str, int]) -> bool:
         """Whether every input of a step that was begun is in the buffers."""
         inputs = {source.key: source for source in self._inputs.values()}
-        for key, last in begun.items():
+        for key in begun.keys() - {ROWS}:
+            last = _last(begun, key)
             if self._out.positions.get(key, 0) >= last:
                 continue
             if (source := inputs.get(key)) is None or source.resetting:
@@ -609,6 +653,11 @@ def _published(message: Pulled) -> Published:
     return Published(
         client, message.payload, headers.get("Content-Type"), headers.get("Nats-Msg-Id"), message.sequence
     )
+
+
+def _last(begun: Mapping[str, int], key: str) -> int:
+    """The last message of an input that a step takes in, all of it or, of a client's, some events."""
+    return begun.get(key, 0) + (key == CLIENTS and ROWS in begun)
 
 
 def _left(message: Pulled) -> int:

@@ -8,10 +8,13 @@ router (a replacement, or one that was stopped and woke up) cannot write after t
     W   who wrote it, likewise            N   see `steps`
     G   in a step that needs several writes: the positions that it will reach, and so its name
     P   beside G: the epoch that clients' events of the step entered
+    A   beside G: all that the step sends to neighbours is written
 
 A step of more than `MOST_MESSAGES` outputs takes several writes. If the router dies between them, the log
 ends with a message that has G. The next router takes in exactly the inputs up to G, routes them, and leaves
-out the lanes whose last message says G already: a lane's messages of one step are always in one write.
+out the lanes whose last message says G already: a lane's messages of one step are always in one write. What
+goes to neighbours is in the first if that can be (`Stepped.fits`, A), so a plan that was revised meanwhile
+decides nothing but who of the clients here gets the rest.
 
 Cost: one round trip for one output; one more, about 5 ms, for an atomic batch of several.
 """
@@ -28,7 +31,7 @@ from nats.aio.client import Client as Nats
 
 from ramify.errors import LiveError
 from ramify.overlay.live.lanes import decode_positions, encode_positions
-from ramify.overlay.live.names import LOG, OUT
+from ramify.overlay.live.names import LINK, LOG, OUT
 from ramify.overlay.live.streams import api
 
 __all__ = [
@@ -101,6 +104,7 @@ class OutLog:
         self._positions: Mapping[str, int] = {}
         self._begun: Mapping[str, int] | None = None
         self._epoch = 0
+        self._links_done = False
         # lanes of the step that was begun, when it is the next to be committed
         self._written: dict[str, bool] = {}
         self._writer = uuid.uuid4().hex
@@ -122,7 +126,7 @@ class OutLog:
         """Take the broker over: a router that wrote before cannot write again, and will know why."""
         marks = {"S": encode_positions(self._positions)}
         if self._begun is not None:
-            marks |= {"G": encode_positions(self._begun), "P": str(self._epoch)}
+            marks |= _begun_marks(encode_positions(self._begun), self._epoch, self._links_done)
         await self._write([Output(LOG, b"")], {}, marks)
         self._claimed = True
 
@@ -143,6 +147,7 @@ class OutLog:
         self._positions = decode_positions(headers.get("S", ""))
         self._begun = decode_positions(headers["G"]) if "G" in headers else None
         self._epoch = int(headers.get("P", "0"))
+        self._links_done = "A" in headers
         return Recovered(self._positions, self._begun, None if self._begun is None else self._epoch)
 
     async def check_claim(self) -> None:
@@ -172,8 +177,9 @@ class OutLog:
             outputs = await self._unwritten(outputs, positions)
         parts = _parts(outputs)
         target = encode_positions(positions)
-        for part in parts[:-1]:
-            marks = {"S": encode_positions(self._positions), "G": target, "P": str(epoch)}
+        for i, part in enumerate(parts[:-1], 1):
+            sent = not any(_is_link(output) for later in parts[i:] for output in later)
+            marks = {"S": encode_positions(self._positions), **_begun_marks(target, epoch, sent)}
             await self._write(part, {"G": target}, marks)
         last = parts[-1] if parts else []
         named = {"G": target} if len(parts) > 1 or self._begun is not None else {}
@@ -190,6 +196,8 @@ class OutLog:
             )
         left = []
         for output in outputs:
+            if self._links_done and _is_link(output):
+                continue
             await self.number(output.lane)
             if not self._written[output.lane]:
                 left.append(output)
@@ -283,10 +291,20 @@ class OutLog:
         return bytes(answer.data)
 
 
+def _begun_marks(target: str, epoch: int, links_done: bool) -> dict[str, str]:
+    """What the last message of a write says that does not complete its step."""
+    return {"G": target, "P": str(epoch), **({"A": "1"} if links_done else {})}
+
+
+def _is_link(output: Output) -> bool:
+    return output.lane.startswith(LINK)
+
+
 def _parts(outputs: Sequence[Output]) -> list[list[Output]]:
-    """Outputs in writes of at most `MOST_MESSAGES`, the messages of a lane together and in order."""
+    """Outputs in writes of at most `MOST_MESSAGES`, the messages of a lane together and in order, those for
+    neighbours first."""
     lanes: dict[str, list[Output]] = {}
-    for output in outputs:
+    for output in sorted(outputs, key=_is_link, reverse=True):
         lanes.setdefault(output.lane, []).append(output)
     parts: list[list[Output]] = []
     for messages in lanes.values():

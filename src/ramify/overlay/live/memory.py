@@ -38,6 +38,11 @@ class StepSize:
         elif share < 0.5 and messages >= self.messages:
             self.messages = min(self._most, 2 * self.messages)
 
+    def shrink(self, messages: int) -> None:
+        """A step of so many messages came to more than one write can have."""
+        self._large = True
+        self.messages = max(1, messages // 2)
+
     def settle(self) -> bool:
         """Whether there is something to give back."""
         large, self._large = self._large, False

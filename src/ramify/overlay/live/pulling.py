@@ -114,6 +114,11 @@ class Puller:
         self._changed.set()
         return pulled
 
+    def put_back(self, pulled: Pulled) -> None:
+        """Have a message that was taken come first again."""
+        self.buffer.appendleft(pulled)
+        self._bytes += len(pulled.payload)
+
     async def acknowledge(self, reply: str) -> None:
         """Tell the server that this message and all before it are safe."""
         await self._nats.publish(reply, b"+ACK")

@@ -20,6 +20,7 @@ counted: its subscriptions are suspended (`quotas`).
 import base64
 import binascii
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -41,7 +42,7 @@ from ramify.overlay.live.frames import (
     split,
 )
 from ramify.overlay.live.intake import Published, Rejected, take_in_by_client
-from ramify.overlay.live.log import Output
+from ramify.overlay.live.log import MOST_MESSAGES, Output
 from ramify.overlay.live.names import DELIVER, LINK, token
 from ramify.overlay.router import Frame, Router, RoutingPlan
 
@@ -85,6 +86,7 @@ class Stepped:
 
     sent       (epoch, neighbour) -> what goes over that link
     published  the events that clients published, as they were routed, with `epoch`
+    readable   how many of clients' events could be read, also those outside the rows that were asked for
     dropped    deliveries to muted clients, which nobody gets
     """
 
@@ -98,6 +100,18 @@ class Stepped:
     epoch: int = -1
     sent: dict[tuple[int, str], Crossed] = field(default_factory=dict)
     published: list[pa.RecordBatch] = field(default_factory=list)
+    readable: int = 0
+
+    @property
+    def fits(self) -> bool:
+        """Whether all messages for neighbours can be written at once, and all of any lane.
+
+        Then no crash can divide what neighbours get: half of it by one revision of a plan and half by
+        another would lose events or double them.
+        """
+        per_lane = Counter(output.lane for output in self.outputs)
+        links = sum(count for lane, count in per_lane.items() if lane.startswith(LINK))
+        return max(links, *per_lane.values(), 0) <= MOST_MESSAGES
 
 
 class Node:
@@ -156,21 +170,28 @@ class Node:
             self._rules.pop(epoch, None)
 
     def step(
-        self, published: Sequence[Published], linked: Sequence[Linked], epoch: int | None = None
+        self,
+        published: Sequence[Published],
+        linked: Sequence[Linked],
+        epoch: int | None = None,
+        rows: tuple[int, int | None] = (0, None),
     ) -> Stepped:
         """Route what came in. Inputs that cannot be read are rejected; the rest proceeds.
 
-        Clients' events enter the present epoch, or the one given.
+        Clients' events enter the present epoch, or the one given. Of those that can be read only `rows`
+        (first, end) are routed; what cannot be is rejected with the first.
         """
         entered = self.epoch if epoch is None else epoch
-        done = Stepped(frames_in=len(published) + len(linked), epoch=entered)
+        first, end = rows
+        done = Stepped(frames_in=0 if first else len(published) + len(linked), epoch=entered)
         sends: dict[tuple[str, int, Header], list[pa.RecordBatch]] = {}
         hands: dict[tuple[str, tuple[str, ...]], list[pa.RecordBatch]] = {}
         if published:
             taken, rejected = take_in_by_client(published, self._limits)
-            done.rejected += rejected
-            done.published = taken
-            for events in taken:
+            done.rejected += [] if first else rejected
+            done.readable = sum(events.num_rows for events in taken)
+            done.published = _rows(taken, first, done.readable if end is None else end)
+            for events in done.published:
                 self._route(Frame(events), None, entered, done, sends, hands)
         for (sender, stamped, header), batches in self._frames(linked, done).items():
             for events in concat(batches):
@@ -273,6 +294,17 @@ class Node:
         most = max(1, min(MOST_FRAME_BYTES, self.most_bytes - (self.most_bytes >> 3) - _FRAMING_BYTES))
         for events in concat(batches):
             yield from split(events, most)
+
+
+def _rows(batches: Sequence[pa.RecordBatch], first: int, end: int) -> list[pa.RecordBatch]:
+    """The rows from `first` to before `end` of batches that lie one behind the other."""
+    found = []
+    for events in batches:
+        low, high = max(0, first), min(events.num_rows, end)
+        if low < high:
+            found.append(events.slice(low, high - low))
+        first, end = first - events.num_rows, end - events.num_rows
+    return found
 
 
 def _by_subscriptions(

@@ -1,0 +1,85 @@
+"""Steps that come to more messages than one write can have: cut between events, never between neighbours."""
+
+import asyncio
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nats.aio.client import Client as Nats
+from running import running, seeded_world
+from test_live_log import with_server
+from test_live_overlay import crossings
+
+from ramify.errors import LiveError
+from ramify.overlay.live import log as log_module
+from ramify.overlay.live import steps as steps_module
+from ramify.overlay.live.broker import CLIENTS, ROWS
+from ramify.overlay.live.log import OutLog, Output
+from ramify.planning.catalog import make_plan
+
+
+@pytest.mark.parametrize("fails", [0.0, 0.25])
+def test_a_batch_of_many_trees_is_routed_in_parts_once_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: float
+) -> None:
+    """Trees in headers differ from event to event: a batch may come to any number of messages a lane."""
+    for module in (log_module, steps_module):
+        monkeypatch.setattr(module, "MOST_MESSAGES", 6)
+    chance = random.Random(5)
+    commit = OutLog.commit
+    stops: Counter[bool] = Counter()
+
+    async def faulty(self: OutLog, outputs: Any, positions: Any, epoch: int = 0) -> None:
+        stops[ROWS in positions] += 1
+        if chance.random() < fails:
+            raise LiveError("no answer")
+        await commit(self, outputs, positions, epoch)
+        if chance.random() < fails:
+            raise LiveError("the answer was lost")
+
+    monkeypatch.setattr(OutLog, "commit", faulty)
+    world = seeded_world(8, brokers=5, subscriptions=14, events=150)
+    plan, wanted = make_plan("explicit", world.problem, 1), world.wanted()
+
+    async def run() -> None:
+        async with running(plan, world, tmp_path) as live:
+            await live.publish(world, size=40)
+            await live.until(len(wanted))
+            assert not live.failed(), live.failed()
+            assert live.delivered == Counter(dict.fromkeys(wanted, 1))
+            if not fails:  # a step that is done again is counted again
+                assert live.messages() == crossings(plan, world)
+
+    asyncio.run(run())
+    assert stops[True] > 3, "no batch was cut"
+
+
+def test_what_a_neighbour_gets_is_decided_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that a crash cut, finished by a plan that was revised meanwhile, sends nothing more."""
+    monkeypatch.setattr(log_module, "MOST_MESSAGES", 2)
+    made = [Output(f"out.deliver.{name}", b"") for name in "xyz"] + [Output("out.link.a", b"")]
+
+    async def what(connection: Nats) -> None:
+        log = OutLog(connection)
+        await log.load()
+        write = log._write
+
+        async def dying(outputs: Any, *rest: Any, **more: Any) -> None:
+            await write(outputs, *rest, **more)
+            raise LiveError("died")
+
+        monkeypatch.setattr(log, "_write", dying)
+        with pytest.raises(LiveError, match="died"):
+            await log.commit(made, {CLIENTS: 3, ROWS: 7}, epoch=1)
+        after = OutLog(connection)
+        recovered = await after.load()
+        assert dict(recovered.begun or {}) == {CLIENTS: 3, ROWS: 7}
+        await after.claim()
+        await after.load()
+        await after.commit([*made, Output("out.link.b", b"")], {CLIENTS: 3, ROWS: 7}, epoch=1)
+        lanes = ["link.a", "link.b", "deliver.x", "deliver.y", "deliver.z"]
+        assert [await after.number(f"out.{lane}") for lane in lanes] == [1, 0, 1, 1, 1]
+
+    with_server(tmp_path, what)
