@@ -354,6 +354,19 @@ def test_a_plan_that_was_overtaken_is_not_proposed() -> None:
     assert book.epochs.live == (1,)
 
 
+def test_a_plan_may_lack_what_the_head_lacks_too() -> None:
+    """Else subscriptions that keep coming would keep every plan that can take them from being installed."""
+    book, _ = Book.first(PLANS["mirror-all"], Names())
+    asked = ask(None, request(book, "subscribe", "new", "x"), rules(book))
+    book.put_records([asked.record])
+    book.revise(asked.ids)
+    assert book.head.lacks
+    epoch, _ = book.propose(PLANS["mirror-all"])
+    assert book.epochs.wanted == epoch
+    assert set(book.head.lacks) == set(asked.ids)
+    assert book.missing(asked.ids, 1)
+
+
 def test_a_new_base_is_spelled_as_those_who_read_it_spell_it() -> None:
     store, names = Stored(), Names()
     rows = [Subscription(id_, "c", "v0", sql="x > 1") for id_ in ("a", "b")]

@@ -11,8 +11,9 @@ So whoever reads the store after a crash between two writes finds records that a
 keys that nobody refers to; never a plan that is ahead of the records. `Book.load` and `revise` bring the
 plans up to the records, and end where the one before would have ended.
 
-The *head* is the newest epoch that is to be flipped to. It has every subscription that counts. An older one
-may lack some that its kind of plan cannot take: `missing` waits until nobody stamps events with that one.
+The *head* is the newest epoch that is to be flipped to. What it lacks, because its kind of plan cannot take
+it, is not active and waits for the next plan. An older epoch may lack more: `missing` waits until nobody
+stamps events with that one.
 """
 
 import json
@@ -368,12 +369,15 @@ class Book:
     def propose(self, plan: Plan, demand: Demand | None = None) -> tuple[int, list[Write]]:
         """A new epoch for a plan, brought up to what is wanted. Raises `EpochError` while three live.
 
-        The plan must pass `check`; and it must be able to take all that is wanted, else `PlanError`.
+        The plan must pass `check`; and it must be able to take all that the head has, else `PlanError`. What
+        both lack waits for the plan after: were it refused, plans could be overtaken for ever.
         """
         made = revised(plan, self.wanted, demand=demand)
-        if lacks := {id_: lack.reason for id_, lack in made.lacks.items() if lack.replan}:
-            raise PlanError(f"plan {plan.scheme} was overtaken by subscriptions:", lacks.values())
-        like = None if self.epochs.wanted is None else self.head.plan
+        head = None if self.epochs.wanted is None else self.head
+        waiting = {} if head is None else head.lacks
+        if lost := [lack.reason for id_, lack in made.lacks.items() if lack.replan and id_ not in waiting]:
+            raise PlanError(f"plan {plan.scheme} was overtaken by subscriptions:", lost)
+        like = None if head is None else head.plan
         tidy, name = _tidied(made.plan, like), self._fresh()
         epoch = self.epochs.propose(name)
         live = LivePlan(tidy, f"plans.{name}", self.epochs.revision, [], made.lacks, made.demand)

@@ -34,6 +34,7 @@ them with the newcomer's filter as a tag, which keeps them apart.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import isfinite
 
 import numpy as np
@@ -69,26 +70,36 @@ ROUNDING = 1e-9
 """Increases that differ by less than this share are equal."""
 COMPARED = 8
 """Members of a group that are compared with a filter, where no value of an attribute tells groups apart."""
+LOOKED_AT = 2_000
+"""Members of all groups whose values are compared with a filter's; of more, every n-th."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Change:
     """The next revision of a plan.
 
     Attributes
     ----------
+    before      the plan that was changed
     plan        the revision itself
-    tables      broker index -> what changes there; brokers where nothing does are not in it
     class_id    the class that was joined or left
     channels    that began or ceased to carry the class
     increase    what the chosen group costs more on the demand; None where there was no group to choose
     """
 
+    before: Plan
     plan: Plan
-    tables: Mapping[int, BrokerChange]
     class_id: int
     channels: tuple[int, ...] = ()
     increase: float | None = None
+
+    @cached_property
+    def tables(self) -> Mapping[int, BrokerChange]:
+        """Broker index -> what changes there; brokers where nothing does are not in it.
+
+        Computed when asked for: it lays both plans out.
+        """
+        return table_changes(self.before, self.plan)
 
     def follow(self, demand: Demand, matched: Bools | None = None) -> Demand:
         """The demand in step with the plan: the class is matched while it has a member."""
@@ -198,7 +209,7 @@ def replan(old: Plan, new: Plan, demand: Demand, threshold: float) -> Decision:
 def _changed(
     old: Plan, new: Plan, k: int, channels: Sequence[int], increase: float | None = None
 ) -> Change:
-    return Change(new, table_changes(old, new), k, tuple(channels), increase)
+    return Change(old, new, k, tuple(channels), increase)
 
 
 def _carrying(plan: Plan, k: int) -> tuple[int, ...]:
@@ -222,7 +233,7 @@ def _place(
         found = _Groups(plan, host, demand, matched)
         if not found.spanning:
             raise _must_replan(plan, "none of its trees spans the overlay")
-        return found.cheapest(classes.filters[k])
+        return found.cheapest(classes.filter_of(k))
     if not all(_serves_everybody(plan, channel) for channel in plan.channels):
         raise _must_replan(plan, "its channels divide events by cells, expressions, regions or proxies")
     for channel in plan.channels:
@@ -351,11 +362,12 @@ def _most_alike(plan: Plan, wanted: Filter, channels: Sequence[int], places: Seq
     """The places whose groups overlap most with a filter; all where none is known to."""
     asked = _values(wanted)
     members = [_live(plan, plan.channels[c]) for c in channels]
-    filters = plan.classes.filters
-    scores = [sum(len(asked & _values(filters[k])) for k in own.tolist()) for own in members]
+    filter_of = plan.classes.filter_of
+    step = max(1, -(-sum(map(len, members)) // LOOKED_AT))
+    scores = [sum(len(asked & _values(filter_of(k))) for k in own[::step].tolist()) for own in members]
     if not any(scores):
         scores = [
-            sum(wanted.overlaps(filters[k]) for k in own[:: max(1, -(-len(own) // COMPARED))].tolist())
+            sum(wanted.overlaps(filter_of(k)) for k in own[:: max(1, -(-len(own) // COMPARED))].tolist())
             for own in members
         ]
     return [place for place, score in zip(places, scores, strict=True) if score == max(scores)]

@@ -84,6 +84,19 @@ class Classes:
         """The filter of each class. Parsed on first use when the classes come from a file."""
         return tuple(row.parse(self.schema) for row in self.spelled)
 
+    def filter_of(self, k: int) -> Filter:
+        """The filter of one class, without parsing those of the others."""
+        if "filters" in self.__dict__:
+            return self.filters[k]
+        if k not in self._parsed:
+            self._parsed[k] = self.spelled[k].parse(self.schema)
+        return self._parsed[k]
+
+    @cached_property
+    def _parsed(self) -> dict[int, Filter]:
+        """What `filter_of` has parsed. Revisions with the same classes share it."""
+        return {}
+
     @cached_property
     def vacant(self) -> npt.NDArray[np.bool_]:
         """bool[c]: which classes have no member left."""
@@ -111,7 +124,7 @@ class Classes:
             raise InputError(f"subscription {row.id!r} exists already. Delete it first, or use another id.")
         host, filter_ = _host(row, overlay), row.parse(self.schema)
         hosted = np.flatnonzero(self.broker == host).tolist()
-        found = next((k for k in hosted if self.filters[k].key == filter_.key), None)
+        found = next((k for k in hosted if self.filter_of(k).key == filter_.key), None)
         if found is not None:
             return self._with(found, (*self.members[found], row)), found
         return self._with_class(row, host, filter_), len(self)
@@ -140,6 +153,8 @@ class Classes:
             members=(*self.members, (row,)),
             broker=np.append(self.broker, np.int32(host)).astype(np.int32),
         )
+        # a copy: another revision of these classes may give the same number to another filter
+        made.__dict__["_parsed"] = {**self._parsed} | ({} if filter_ is None else {len(self): filter_})
         if "filters" in self.__dict__:
             parsed = row.parse(self.schema) if filter_ is None else filter_
             made.__dict__["filters"] = (*self.filters, parsed)
@@ -154,6 +169,7 @@ class Classes:
 
     def _with(self, k: int, members: tuple[Subscription, ...]) -> "Classes":
         made = replace(self, members=(*self.members[:k], members, *self.members[k + 1 :]))
+        made.__dict__["_parsed"] = self._parsed
         if "filters" in self.__dict__:
             made.__dict__["filters"] = self.filters
         return made

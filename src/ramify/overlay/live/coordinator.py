@@ -21,7 +21,7 @@ import nats.errors
 from nats.aio.client import Client as Nats
 
 from ramify.content.events import AttributeType
-from ramify.errors import InputError, LiveError
+from ramify.errors import InputError, LiveError, PlanError
 from ramify.network.overlay import Overlay
 from ramify.overlay.deciding import Book
 from ramify.overlay.epochs import EpochError
@@ -194,8 +194,8 @@ class Coordinator:
             return
         try:
             epoch, writes = await asyncio.to_thread(book.propose, plan)
-        except EpochError as error:
-            _log.warning("the given plan is not installed: %s", error)
+        except (EpochError, PlanError) as error:
+            _log.warning("the given plan is not installed, the present one stays: %s", error)
             return
         await stores.write([*writes, book.state()])
         _log.info("epoch %d: the given plan %s replaces the one in the store", epoch, plan.scheme)
