@@ -369,8 +369,8 @@ class Book:
     def propose(self, plan: Plan, demand: Demand | None = None) -> tuple[int, list[Write]]:
         """A new epoch for a plan, brought up to what is wanted. Raises `EpochError` while three live.
 
-        The plan must pass `check`; and it must be able to take all that the head has, else `PlanError`. What
-        both lack waits for the plan after: were it refused, plans could be overtaken for ever.
+        The plan must pass `check`; and it must be able to take all that the head has, else `PlanError`.
+        What both lack waits for the plan after: were it refused, plans could be overtaken for ever.
         """
         made = revised(plan, self.wanted, demand=demand)
         head = None if self.epochs.wanted is None else self.head

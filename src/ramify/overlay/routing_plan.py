@@ -20,10 +20,11 @@ import numpy.typing as npt
 
 from ramify.content.subscriptions import Subscription
 from ramify.errors import InputError
+from ramify.overlay.channel_expressions import ChannelExpressions
 from ramify.overlay.routing_parts import ClassFilters, Members
 from ramify.planning.classes import Classes
 from ramify.planning.layout import Layout, layout_of, read_only
-from ramify.planning.plan import AnyOf, Cells, Everything, Holds, Plan, Serves, Stamped, evaluate
+from ramify.planning.plan import AnyOf, Cells, Everything, Holds, Plan, Serves, Stamped
 
 __all__ = ["Added", "Removed", "Revision", "RoutingPlan"]
 
@@ -156,13 +157,18 @@ class RoutingPlan:
 
     @cached_property
     def open_channels(self) -> list[int]:
-        """The channels that admit events by something else than a class they serve."""
+        """The channels that admit events by something else than classes."""
         channels = enumerate(self.plan.channels)
-        return [c for c, channel in channels if not isinstance(channel.admits.content, AnyOf)]
+        return [c for c, channel in channels if not isinstance(channel.admits.content, AnyOf | Holds)]
+
+    @cached_property
+    def expressions(self) -> ChannelExpressions:
+        """The channels that admit events by an expression over classes."""
+        contents = ((c, channel.admits.content) for c, channel in enumerate(self.plan.channels))
+        return ChannelExpressions({c: each.expression for c, each in contents if isinstance(each, Holds)})
 
     def admitted(self, origin: int, cell: int, classes: tuple[int, ...]) -> list[int]:
         """The channels that carry an event published at a broker, ascending."""
-        matched = frozenset(classes)
         touched = {
             c
             for k in classes
@@ -170,6 +176,7 @@ class RoutingPlan:
             if self.holds(region, cell) and self._admits(c, origin)
         }
         taken = {c for c in touched if isinstance(self.plan.channels[c].admits.content, AnyOf)}
+        taken.update(c for c in self.expressions.holding(classes) if self._admits(c, origin))
         stamped: list[int] = []
         for c in self.open_channels:
             if not self._admits(c, origin):
@@ -180,9 +187,6 @@ class RoutingPlan:
                 case Cells(cells):
                     at = int(np.searchsorted(cells, cell))
                     if at < len(cells) and cells[at] == cell:
-                        taken.add(c)
-                case Holds(expression):
-                    if evaluate(expression, matched):
                         taken.add(c)
                 case Stamped():
                     stamped += [c] if c in touched else []
