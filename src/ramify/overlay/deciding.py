@@ -47,7 +47,7 @@ from ramify.overlay.live.control import (
 )
 from ramify.overlay.live.names import token
 from ramify.overlay.routing_form import encode_routing
-from ramify.planning.changes import add_subscription, delete_subscription, redo
+from ramify.planning.changes import add_subscription, delete_subscription, redo, undo
 from ramify.planning.demand import Demand
 from ramify.planning.plan import Plan
 from ramify.planning.plan_files import decode_plan, encode_plan
@@ -127,7 +127,7 @@ def revised(
         if k is not None and (row is None or not _is_same(plan, k, members[id_], row)):
             left = delete_subscription(plan, id_)
             plan = left.plan
-            changes.append(Change(removed=id_))
+            changes.append(Change(removed=id_, growth=left.growth))
             if demand is not None and plan.classes.vacant[k]:
                 demand = _without_class(demand, k)
             k = None
@@ -142,7 +142,10 @@ def revised(
             lacks[row.id] = Lack(str(error), isinstance(error, PlanError))
             continue
         plan = joined.plan
-        changes.append(Change(json.loads(row.to_json()), joined.class_id, list(joined.channels)))
+        made = Change(
+            json.loads(row.to_json()), joined.class_id, list(joined.channels), growth=joined.growth
+        )
+        changes.append(made)
     return Revised(plan, changes, lacks, demand)
 
 
@@ -150,12 +153,12 @@ def applied(plan: Plan, changes: Iterable[Change]) -> Plan:
     """The plan after changes that a coordinator recorded. Raises `InputError` for those of another plan."""
     for change in changes:
         if change.subscription is None:
-            plan = delete_subscription(plan, change.removed).plan
+            plan = undo(plan, change.removed, change.growth)
             continue
         read = read_subscriptions([json.dumps(change.subscription)], plan.classes.schema)
         if not read.good:
             raise InputError(f"a recorded change has no subscription that can be used: {read.bad[0]}")
-        plan = redo(plan, read.good[0], change.class_id, change.channels)
+        plan = redo(plan, read.good[0], change.class_id, change.channels, change.growth)
     return plan
 
 

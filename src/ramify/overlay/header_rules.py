@@ -15,6 +15,9 @@ __all__ = ["HeaderRules"]
 MOST_KEPT = 16_384
 """Headers that are known to be sound; then that starts over."""
 
+MOST_OPENED = 65_536
+"""Channels that a neighbour's revision may have which this broker has not heard of yet."""
+
 _ON_TREES = (Pruning.FILTER, Pruning.NONE)
 _PRUNINGS = {
     Kind.TREE: _ON_TREES,
@@ -65,7 +68,7 @@ class HeaderRules:
             arrives = self._crosses(header.label, came_from)
             came_from = header.label[0]
         match header.kind:
-            case Kind.TREE if arrives and came_from not in self._around(header.channels[0]):
+            case Kind.TREE if arrives and not self._is_from_tree(header, came_from):
                 raise InputError("the sender is no neighbour on the channel's tree")
             case Kind.LEG | Kind.NOTE | Kind.COPY:
                 self._target(header, arrives)
@@ -83,10 +86,18 @@ class HeaderRules:
         if not channels or len(set(channels)) < len(channels):
             raise InputError("a header names its channels, each once")
         for c in channels:
+            if self._is_later(header, c):
+                continue
             if not 0 <= c < len(known):
                 raise InputError(f"channel {c} is not there: the plan has {len(known)}")
             if known[c].pruning not in _PRUNINGS[header.kind]:
                 raise InputError(f"channel {c} has no messages of kind {header.kind.name.lower()}")
+
+    def _is_later(self, header: Header, channel: int) -> bool:
+        """Whether a channel may be one that the sender's revision of the plan has opened."""
+        known = len(self._plan.channels)
+        may_open = header.kind in (Kind.TREE, Kind.LEG) and bool(self._shared.flowing_down)
+        return may_open and known <= channel < known + MOST_OPENED
 
     def _crosses(self, label: tuple[int, int], came_from: int) -> bool:
         """Whether the logical link of a label ends here; it must lead through here, from the sender."""
@@ -100,6 +111,12 @@ class HeaderRules:
         if at < 1 or path[at - 1] != came_from:
             raise InputError(f"the logical link {label} does not lead from the sender to here")
         return at == len(path) - 1
+
+    def _is_from_tree(self, header: Header, came_from: int) -> bool:
+        channel = header.channels[0]
+        # the sender may have another revision of such a tree: the router looks
+        may_differ = self._is_later(header, channel) or channel in self._shared.flowing_down
+        return may_differ or came_from in self._around(channel)
 
     def _around(self, channel: int) -> list[int]:
         """The neighbours on a channel's tree; none when this broker is not on it."""
@@ -115,7 +132,7 @@ class HeaderRules:
             if arrives and header.target != self._here:
                 raise InputError("a message for another broker has arrived here")
             if header.kind is Kind.LEG and not all(
-                self._on_tree(c, header.target) for c in header.channels
+                self._is_later(header, c) or self._on_tree(c, header.target) for c in header.channels
             ):
                 raise InputError("the target is not on the trees of all channels")
         elif self._shared.layout.trees[header.channels[0]] is None:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ramify.content.space import Grid
 from ramify.content.subscriptions import Subscription
 from ramify.errors import InputError, OverlayError, RamifyError
 from ramify.network.overlay import Overlay
@@ -23,10 +24,11 @@ from ramify.overlay.live.control import Status
 from ramify.planning.catalog import SCHEMES, make_plan, parameters
 from ramify.planning.changes import replan
 from ramify.planning.check import check
-from ramify.planning.demand import Demand
+from ramify.planning.demand import NO_CELL, Demand
 from ramify.planning.plan import Plan
 from ramify.planning.plan_files import decode_plan, encode_plan
 from ramify.planning.problem import Problem
+from ramify.planning.study import grid_for_schemes
 
 __all__ = [
     "Cost",
@@ -35,6 +37,7 @@ __all__ = [
     "Made",
     "Measured",
     "Tried",
+    "grid_of",
     "grown",
     "has_risen",
     "make_plans",
@@ -168,7 +171,8 @@ def make_plans(data: bytes) -> bytes:
     job = msgspec.msgpack.decode(data, type=_Job)
     old = decode_plan(job.plan)
     demand = Demand.of([]) if job.demand is None else _demand_in(job.demand)
-    problem = Problem.of(old.overlay, old.classes, demand, old.attachments, grid=old.grid)
+    grid, demand = _gridded(old, job, demand)
+    problem = Problem.of(old.overlay, old.classes, demand, old.attachments, grid=grid)
     tried: list[Tried] = []
     best: tuple[Plan, float | None, float | None, float | None] | None = None
     for spec in job.specs:
@@ -192,6 +196,32 @@ def make_plans(data: bytes) -> bytes:
     plan, *costs = best
     good = job.threshold is None or (costs[2] is not None and costs[2] > job.threshold)
     return msgspec.msgpack.encode(_Made(tried, encode_plan(plan) if good else None, *costs))
+
+
+def grid_of(plan: Plan, specs: Sequence[str]) -> Grid | None:
+    """The grid that a demand must be counted with when the plan is weighed against others.
+
+    The plan's own where it has one: both must be priced on the same cells. Else one that the filters
+    suggest, where a scheme divides the content space; none where a spec cannot be read, or names attributes
+    that no filter bounds. Whoever asks with the same plan and specs gets the same.
+    """
+    if plan.grid is not None:
+        return plan.grid
+    try:
+        return grid_for_schemes(specs, plan.classes)
+    except InputError:
+        return None
+
+
+def _gridded(old: Plan, job: _Job, demand: Demand) -> tuple[Grid | None, Demand]:
+    """The grid to plan with, and the demand as far as it was counted with it."""
+    if not bool((demand.cell != NO_CELL).all()):
+        return None, demand
+    grid = grid_of(old, job.specs)
+    if grid is not None and old.grid is None and job.threshold is None:
+        # the cells may be those of another grid; nothing is priced, so zones can go by filters alone
+        return grid, Demand.of([])
+    return grid, demand
 
 
 def spec_of(plan: Plan, otherwise: str) -> str:

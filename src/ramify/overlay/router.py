@@ -292,6 +292,8 @@ class Router:
         notified: dict[int, list[int]] = {}
         matched = False
         for c in header.channels:
+            if not self._shared.carries(c, self.broker, came_from):
+                continue
             onward = Header(Kind.TREE, header.origin, header.hops, (c,))
             served = list(self._served(c, header.origin, cell, classes))
             to: list[int] = []

@@ -23,8 +23,9 @@ from ramify.errors import InputError
 from ramify.overlay.channel_expressions import ChannelExpressions
 from ramify.overlay.routing_parts import ClassFilters, Members
 from ramify.planning.classes import Classes
+from ramify.planning.growth import NO_GROWTH, Growth, changed_channels, flows_down, serving_broker
 from ramify.planning.layout import Layout, layout_of, read_only
-from ramify.planning.plan import AnyOf, Cells, Everything, Holds, Plan, Serves, Stamped
+from ramify.planning.plan import AnyOf, Cells, Channel, Everything, Holds, Plan, Serves, Some, Stamped
 
 __all__ = ["Added", "Removed", "Revision", "RoutingPlan"]
 
@@ -36,18 +37,21 @@ _NO_ENTRIES = Serves(*(np.zeros(0, dtype=np.int32) for _ in range(3)))
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """A subscription that joins class `class_id`; one that the plan lacks joins `channels`."""
+    """A subscription that joins class `class_id`; one that the plan lacks joins `channels`, which may have
+    to grow for it first."""
 
     subscription: Subscription
     class_id: int
     channels: tuple[int, ...] = ()
+    growth: Growth = NO_GROWTH
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A subscription that is gone."""
+    """A subscription that is gone, and what is pruned with it."""
 
     id: str
+    growth: Growth = NO_GROWTH
 
 
 Revision: TypeAlias = Added | Removed
@@ -251,6 +255,24 @@ class RoutingPlan:
         above = int(tree.parent[here])
         return ([above] if above >= 0 else []) + self.children(channel)[here]
 
+    def carries(self, channel: int, here: int, came_from: int | None) -> bool:
+        """Whether a broker takes an event of a channel from a neighbour on its tree (None: by a leg).
+
+        It does not where the sender's revision of the plan has a branch or a channel that this one has not,
+        or has no more. Nobody whom both serve is behind it (`planning.growth`).
+        """
+        if channel >= len(self.layout.trees):
+            return False
+        tree = self.layout.trees[channel]
+        if tree is None or tree.parent[here] < -1:
+            return False
+        return came_from is None or channel not in self.flowing_down or tree.parent[here] == came_from
+
+    @cached_property
+    def flowing_down(self) -> frozenset[int]:
+        """The channels whose trees may grow and be pruned."""
+        return frozenset(c for c, channel in enumerate(self.plan.channels) if flows_down(channel))
+
     def children(self, channel: int) -> dict[int, list[int]]:
         """The brokers below each broker of a channel's tree, in preorder."""
         if channel not in self._below:
@@ -300,9 +322,12 @@ class _Revising:
         self._hosts: list[int] = []
         # class -> the channels that it joins
         self._joined: dict[int, tuple[int, ...]] = {}
+        # what the channels come to, where trees change
+        self._channels = old.plan.channels
 
     def add(self, change: Added) -> None:
         row, k, plan = change.subscription, change.class_id, self._old.plan
+        self._grow(change.growth)
         host = plan.overlay.index.get(row.broker)
         count = len(self._old.hosts) + len(self._hosts)
         if host is None or not 0 <= k <= count or (k < count and self._host(k) != host):
@@ -311,7 +336,7 @@ class _Revising:
             )
         channels = change.channels
         if not self._carried(k):
-            if channels and not 0 <= min(channels) <= max(channels) < len(plan.channels):
+            if channels and not 0 <= min(channels) <= max(channels) < len(self._channels):
                 raise InputError(
                     f"subscription {row.id!r} joins channels {list(channels)}, which are not all there"
                 )
@@ -324,6 +349,11 @@ class _Revising:
 
     def remove(self, change: Removed) -> None:
         self._members.remove(change.id)
+        self._grow(change.growth)
+
+    def _grow(self, growth: Growth) -> None:
+        if growth:
+            self._channels = changed_channels(self._channels, growth, len(self._old.plan.overlay))
 
     def done(self) -> RoutingPlan:
         old = self._old
@@ -334,17 +364,60 @@ class _Revising:
         vacant = np.append(old.vacant, np.zeros(len(self._hosts), dtype=np.bool_))
         for k in self._members.touched:
             vacant[k] = not members.of_class(k)
+        if self._channels is not old.plan.channels or self._by_proxy(host):
+            return RoutingPlan.of_parts(self._rebuilt(host), vacant, members, filters)
         plan = _slim(old.plan, host)
         layout = self._layout(plan, host)
         return RoutingPlan(plan, _Made(layout, vacant, members, filters, old._spans, old._below))
+
+    def _by_proxy(self, host: npt.NDArray[np.int32]) -> bool:
+        """Whether a class joins a channel by another broker than its own: that may be a new hop."""
+        joined = ((k, c) for k, channels in self._joined.items() for c in channels)
+        return any(serving_broker(self._channels[c], int(host[k])) != host[k] for k, c in joined)
+
+    def _rebuilt(self, host: npt.NDArray[np.int32]) -> Plan:
+        """The plan with its entries, to be laid out anew: trees or hops are others."""
+        t = self._old.layout.tables
+        entries = [np.stack((t.entry_class, t.entry_at, t.entry_region, t.entry_channel), axis=1)]
+        for k, joined in self._joined.items():
+            rows = [(k, serving_broker(self._channels[c], int(host[k])), -1, c) for c in joined]
+            entries.append(np.array(rows, dtype=np.int32))
+        every = np.concatenate(entries)
+        every = every[np.lexsort((every[:, 0], every[:, 3]))]
+        ends = np.searchsorted(every[:, 3], np.arange(len(self._channels) + 1))
+        channels = []
+        for c, channel in enumerate(self._channels):
+            mine = every[ends[c] : ends[c + 1], :3]
+            if flows_down(channel) and channel.tree is not None:
+                # vacant classes went with the branch that was pruned, or with the channel
+                mine = mine[np.isin(mine[:, 1], channel.tree.brokers) & (not _is_closed(channel))]
+            channels.append(replace(channel, serves=Serves(*np.ascontiguousarray(mine.T))))
+        plan = self._old.plan
+        classes = Classes.hosts_alone(host, plan.classes.schema)
+        return replace(plan, classes=classes, channels=tuple(channels))
 
     def _host(self, k: int) -> int:
         known = self._old.hosts
         return known[k] if k < len(known) else self._hosts[k - len(known)]
 
     def _carried(self, k: int) -> bool:
-        start = self._old.layout.tables.class_start
-        return k in self._joined or bool(k < len(self._old.hosts) and start[k] < start[k + 1])
+        if k in self._joined:
+            return True
+        if k >= len(self._old.hosts):
+            return False
+        t = self._old.layout.tables
+        mine = slice(int(t.class_start[k]), int(t.class_start[k + 1]))
+        return any(
+            not self._is_pruned(int(c), int(at))
+            for c, at in zip(t.entry_channel[mine], t.entry_at[mine], strict=True)
+        )
+
+    def _is_pruned(self, c: int, at: int) -> bool:
+        """Whether an entry went with its branch or its channel."""
+        channel = self._channels[c]
+        if channel is self._old.plan.channels[c] or channel.tree is None:
+            return False
+        return _is_closed(channel) or at not in channel.tree.brokers
 
     def _layout(self, plan: Plan, host: npt.NDArray[np.int32]) -> Layout:
         """The old layout with the new classes and entries; trees, hops and rules are the same."""
@@ -381,6 +454,10 @@ class _Revising:
 
 
 _KEPT = ("steiner", "toward")
+
+
+def _is_closed(channel: Channel) -> bool:
+    return channel.admits.content == Holds(Some(()))
 
 
 def _slim(plan: Plan, broker: npt.NDArray[np.int32]) -> Plan:

@@ -43,12 +43,13 @@ import numpy.typing as npt
 from ramify.content.encoding import access_paths
 from ramify.content.filters import Filter
 from ramify.content.subscriptions import Subscription
-from ramify.errors import InputError, PlanError
+from ramify.errors import InputError, OverlayError, PlanError
 from ramify.network.trees import MeasuredTree, Tree
 from ramify.planning.classes import Classes
 from ramify.planning.demand import Demand
+from ramify.planning.growth import NO_GROWTH, Growth, changed_channels, serving_broker
 from ramify.planning.layout import Hops, rooted_tree
-from ramify.planning.plan import AnyOf, Channel, Everything, Plan, Pruning, Serves, Stamped
+from ramify.planning.plan import AnyOf, Cells, Channel, Everything, Plan, Pruning, Serves, Stamped
 from ramify.planning.pricing import price
 from ramify.planning.tables import BrokerChange, require_same_classes, table_changes
 from ramify.planning.yardstick import GB
@@ -60,6 +61,7 @@ __all__ = [
     "delete_subscription",
     "redo",
     "replan",
+    "undo",
 ]
 
 Floats = npt.NDArray[np.float64]
@@ -85,6 +87,7 @@ class Change:
     class_id    the class that was joined or left
     channels    that began or ceased to carry the class
     increase    what the chosen group costs more on the demand; None where there was no group to choose
+    growth      how the channels themselves change with it
     """
 
     before: Plan
@@ -92,6 +95,7 @@ class Change:
     class_id: int
     channels: tuple[int, ...] = ()
     increase: float | None = None
+    growth: Growth = NO_GROWTH
 
     @cached_property
     def tables(self) -> Mapping[int, BrokerChange]:
@@ -147,13 +151,8 @@ def add_subscription(
         revived = joined if plan.classes.vacant[k] else ()
         return _changed(plan, replace(plan, classes=classes), k, revived)
     chosen, increase = _place(plan, classes, k, demand, matched)
-    channels = tuple(
-        replace(channel, serves=_with_class(channel.serves, k, int(classes.broker[k])))
-        if c in chosen
-        else channel
-        for c, channel in enumerate(plan.channels)
-    )
-    return _changed(plan, replace(plan, classes=classes, channels=channels), k, chosen, increase)
+    made = replace(plan, classes=classes, channels=_joined(plan, classes, k, chosen))
+    return _changed(plan, made, k, chosen, increase)
 
 
 def delete_subscription(plan: Plan, id_: str) -> Change:
@@ -166,25 +165,39 @@ def delete_subscription(plan: Plan, id_: str) -> Change:
     return _changed(plan, replace(plan, classes=classes), k, left)
 
 
-def redo(plan: Plan, subscription: Subscription, class_id: int, channels: Sequence[int]) -> Plan:
-    """The plan with a subscription that was added elsewhere: `class_id` and `channels` say where it went.
+def redo(
+    plan: Plan,
+    subscription: Subscription,
+    class_id: int,
+    channels: Sequence[int],
+    growth: Growth = NO_GROWTH,
+) -> Plan:
+    """The plan with a subscription that was added elsewhere: `class_id` and `channels` say where it went,
+    `growth` how channels grew for it.
 
     Equals `add_subscription(...).plan` of the same plan, without the demand, prices or comparing filters.
     Raises `InputError` for a change that is not one of this plan.
     """
     classes = plan.classes.with_member(subscription, class_id, plan.overlay)
+    if growth:
+        plan = replace(plan, channels=changed_channels(plan.channels, growth, len(plan.overlay)))
     if class_id < len(plan.classes) and _carrying(plan, class_id):
         return replace(plan, classes=classes)
     if channels and not 0 <= min(channels) <= max(channels) < len(plan.channels):
         raise InputError(
             f"subscription {subscription.id!r} joins channels {list(channels)}, which are not all there"
         )
-    host = int(classes.broker[class_id])
-    joined = tuple(
-        replace(channel, serves=_with_class(channel.serves, class_id, host)) if c in channels else channel
-        for c, channel in enumerate(plan.channels)
-    )
-    return replace(plan, classes=classes, channels=joined)
+    return replace(plan, classes=classes, channels=_joined(plan, classes, class_id, channels))
+
+
+def undo(plan: Plan, id_: str, growth: Growth = NO_GROWTH) -> Plan:
+    """The plan without a subscription that was deleted elsewhere, and with what was pruned there.
+
+    Equals `delete_subscription(...).plan` of the same plan.
+    """
+    classes, _ = plan.classes.without_subscription(id_)
+    channels = changed_channels(plan.channels, growth, len(plan.overlay)) if growth else plan.channels
+    return replace(plan, classes=classes, channels=channels)
 
 
 def replan(old: Plan, new: Plan, demand: Demand, threshold: float) -> Decision:
@@ -216,9 +229,20 @@ def _carrying(plan: Plan, k: int) -> tuple[int, ...]:
     return tuple(c for c, channel in enumerate(plan.channels) if (channel.serves.classes == k).any())
 
 
-def _with_class(serves: Serves, k: int, host: int) -> Serves:
+def _joined(plan: Plan, classes: Classes, k: int, chosen: Sequence[int]) -> tuple[Channel, ...]:
+    """The channels, those chosen serving class k too."""
+    host = int(classes.broker[k])
+    return tuple(
+        replace(channel, serves=_with_class(channel.serves, k, serving_broker(channel, host)))
+        if c in chosen
+        else channel
+        for c, channel in enumerate(plan.channels)
+    )
+
+
+def _with_class(serves: Serves, k: int, at_broker: int) -> Serves:
     at = int(np.searchsorted(serves.classes, k))
-    parts = ((serves.classes, k), (serves.at, host), (serves.region, -1))
+    parts = ((serves.classes, k), (serves.at, at_broker), (serves.region, -1))
     return Serves(*(np.insert(part, at, value).astype(np.int32) for part, value in parts))
 
 
@@ -234,6 +258,8 @@ def _place(
         if not found.spanning:
             raise _must_replan(plan, "none of its trees spans the overlay")
         return found.cheapest(classes.filter_of(k))
+    if all(isinstance(channel.admits.content, Cells) for channel in plan.channels):
+        return _in_cells(plan, classes, k), None
     if not all(_serves_everybody(plan, channel) for channel in plan.channels):
         raise _must_replan(plan, "its channels divide events by cells, expressions, regions or proxies")
     for channel in plan.channels:
@@ -242,6 +268,28 @@ def _place(
             at = plan.overlay.brokers[host]
             raise _must_replan(plan, f"the tree of channel {channel.name} does not reach {at}")
     return tuple(range(len(plan.channels))), None
+
+
+def _in_cells(plan: Plan, classes: Classes, k: int) -> tuple[int, ...]:
+    """The channels that admit a cell which a class may get events in; its proxy is on the tree of each."""
+    assert plan.grid is not None, "a plan that admits cells has a grid"
+    host, touched = int(classes.broker[k]), plan.grid.cells_touched(classes.filter_of(k))
+    found = []
+    for c, channel in enumerate(plan.channels):
+        content = channel.admits.content
+        if not isinstance(content, Cells) or not np.isin(content.cells, touched).any():
+            continue
+        at = serving_broker(channel, host)
+        if channel.tree is None or at not in channel.tree.brokers:
+            reached = plan.overlay.brokers[at]
+            raise _must_replan(plan, f"the tree of channel {channel.name} does not reach {reached}")
+        if at != host:
+            try:
+                plan.path(at, host)
+            except OverlayError as error:
+                raise _must_replan(plan, str(error)) from None
+        found.append(c)
+    return tuple(found)
 
 
 def _must_replan(plan: Plan, why: str) -> PlanError:

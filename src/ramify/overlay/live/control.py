@@ -25,6 +25,7 @@ import msgspec
 
 from ramify.content.subscriptions import Subscription
 from ramify.errors import InputError
+from ramify.planning.growth import NO_GROWTH, Growth
 
 __all__ = [
     "COORDINATE",
@@ -148,13 +149,15 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     """One change of a plan, to be done the same by everyone (`planning.changes.redo`).
 
     With a subscription it is added: to class `class_id`, a new one if the plan has fewer classes, and the
-    class to `channels`. Else the subscription `removed` is deleted.
+    class to `channels`. Else the subscription `removed` is deleted. Channels grow for it or are pruned by
+    `growth`.
     """
 
     subscription: dict[str, Any] | None = None
     class_id: int = -1
     channels: list[int] = []
     removed: str = ""
+    growth: Growth = NO_GROWTH
 
 
 class Changes(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -209,6 +212,7 @@ class Status(msgspec.Struct, frozen=True, omit_defaults=True):
     deliveries: int = 0
     rejects: int = 0
     redeliveries: int = 0
+    strays: int = 0
     recoveries: int = 0
     sampled: int = 0
     links: dict[str, LinkCount] = {}

@@ -29,6 +29,7 @@ class Counters:
     matchings: int = 0
     deliveries: int = 0
     dropped: int = 0
+    strays: int = 0
     rejects: int = 0
     recoveries: int = 0
     redeliveries: int = 0
@@ -46,6 +47,7 @@ class Counters:
         self.matchings += done.matchings
         self.deliveries += done.deliveries
         self.dropped += done.dropped
+        self.strays += done.strays
         self.rejects += len(done.rejected)
         for (epoch, to), crossed in done.sent.items():
             self.messages[to] += crossed.messages

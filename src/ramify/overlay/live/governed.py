@@ -172,6 +172,7 @@ class Governed:
             deliveries=c.deliveries,
             rejects=c.rejects,
             redeliveries=c.redeliveries,
+            strays=c.strays,
             recoveries=c.recoveries,
             sampled=self.sampler.taken,
             links=sums,

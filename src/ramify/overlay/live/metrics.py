@@ -28,6 +28,10 @@ _COUNTERS: dict[str, tuple[str, Callable[[Status], int]]] = {
     "ramify_deliveries": ("Events handed to subscriptions.", lambda s: s.deliveries),
     "ramify_rejects": ("Events and messages that could not be used.", lambda s: s.rejects),
     "ramify_redeliveries": ("Messages that came again and were dropped.", lambda s: s.redeliveries),
+    "ramify_strays": (
+        "Events of a channel that did not lead here by the broker's revision of the plan.",
+        lambda s: s.strays,
+    ),
     "ramify_recoveries": ("Times that a broker started over from its log.", lambda s: s.recoveries),
     "ramify_samples": ("Events sampled for planning.", lambda s: s.sampled),
 }

@@ -123,8 +123,9 @@ async def _changes(store: Store, key: str, epoch: int) -> Changes:
 
 def _revision(change: Change) -> Revision:
     if change.subscription is None:
-        return Removed(change.removed)
-    return Added(_subscription(change.subscription), change.class_id, tuple(change.channels))
+        return Removed(change.removed, change.growth)
+    row = _subscription(change.subscription)
+    return Added(row, change.class_id, tuple(change.channels), change.growth)
 
 
 def _subscription(row: dict[str, Any]) -> Subscription:

@@ -88,6 +88,7 @@ class Stepped:
     published  the events that clients published, as they were routed, with `epoch`
     readable   how many of clients' events could be read, also those outside the rows that were asked for
     dropped    deliveries to muted clients, which nobody gets
+    strays     events that came by a channel which does not lead here, by this broker's revision of the plan
     """
 
     outputs: list[Output] = field(default_factory=list)
@@ -97,6 +98,7 @@ class Stepped:
     matchings: int = 0
     deliveries: int = 0
     dropped: int = 0
+    strays: int = 0
     epoch: int = -1
     sent: dict[tuple[int, str], Crossed] = field(default_factory=dict)
     published: list[pa.RecordBatch] = field(default_factory=list)
@@ -234,6 +236,8 @@ class Node:
         routed = router.route(frame, None if sender is None else overlay.index[sender], once=True)
         done.events_in += frame.events.num_rows
         done.matchings += routed.matchings
+        if not (routed.forwards or routed.deliveries or routed.matchings):
+            done.strays += frame.events.num_rows
         for to, onward in routed.forwards:
             assert onward.header is not None
             key = (overlay.brokers[to], epoch, onward.header)
