@@ -184,11 +184,7 @@ class Router:
         self, header: Header, sender: int | None, cell: int, classes: tuple[int, ...]
     ) -> tuple[int, ...]:
         shared = self._shared
-        admitted = shared.admitted(header.origin, cell, classes)
-        stamped = [c for c in header.channels if shared.is_stamped(c)]
-        if stamped:
-            # the publisher's broker chose it, perhaps before a change that is known here: its word counts
-            admitted = [c for c in admitted if not shared.is_stamped(c)] + stamped
+        admitted = self._sent_on(header, shared.admitted(header.origin, cell, classes))
         came_by = header.label[0] if header.label is not None else sender
         at = came_by if header.kind is Kind.NOTE else self.broker
         mine = []
@@ -202,6 +198,18 @@ class Router:
             if ways and min(ways)[2] == at and min(ways)[1] in header.channels:
                 mine.append(k)
         return tuple(mine)
+
+    def _sent_on(self, header: Header, admitted: list[int]) -> list[int]:
+        """The channels that an event was sent on: those that admit it by what is known here, as far as the
+        publisher's broker did not choose otherwise, perhaps before a change. Its word counts."""
+        shared = self._shared
+        came = [c for c in header.channels if c < len(self._plan.channels)]
+        if any(shared.is_stamped(c) for c in came):
+            return [c for c in admitted if not shared.is_stamped(c)] + came
+        if any(shared.is_expressed(c) for c in came) and not set(came) <= set(admitted):
+            # where channels by expressions share a class, they exclude each other: this was the one
+            return [c for c in admitted if not shared.is_expressed(c)] + came
+        return admitted
 
     def _decide(
         self, header: Header | None, sender: int | None, cell: int, classes: tuple[int, ...]

@@ -210,6 +210,10 @@ class RoutingPlan:
         """Whether a channel carries only the events that the publisher's broker chose it for."""
         return isinstance(self.plan.channels[channel].admits.content, Stamped)
 
+    def is_expressed(self, channel: int) -> bool:
+        """Whether a channel admits events by an expression over classes."""
+        return isinstance(self.plan.channels[channel].admits.content, Holds)
+
     def _admits(self, channel: int, origin: int) -> bool:
         allowed = self.plan.channels[channel].admits.publishers
         return allowed is None or origin in allowed

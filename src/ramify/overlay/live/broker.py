@@ -15,6 +15,9 @@ Whoever governs the broker (`governed`) gives it a *gate*: while that is closed 
 
 import asyncio
 import contextlib
+import hashlib
+import json
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -24,17 +27,25 @@ from itertools import count
 import nats.errors
 from nats.aio.client import Client as Nats
 
-from ramify.errors import InputError, LiveError
+from ramify.errors import LiveError
 from ramify.overlay.live.counters import Counters
-from ramify.overlay.live.intake import Limits, Published, Rejected
+from ramify.overlay.live.inputs import CLIENTS, ROWS, Input, Inputs, Taken, reached
+from ramify.overlay.live.intake import Limits, Rejected
 from ramify.overlay.live.keeping import Keeper
-from ramify.overlay.live.lanes import Inlet, Verdict
-from ramify.overlay.live.log import LogFullError, OutLog, Output, Recovered, SupersededError, Written
+from ramify.overlay.live.log import (
+    LogFullError,
+    OutLog,
+    Output,
+    Recovered,
+    RefusedError,
+    SupersededError,
+    Written,
+)
 from ramify.overlay.live.memory import StepSize, give_back
 from ramify.overlay.live.names import DELIVER, IN, LINK, OUT, name_of, token
-from ramify.overlay.live.pulling import Pulled, Puller
+from ramify.overlay.live.pulling import Puller
 from ramify.overlay.live.security import INFO
-from ramify.overlay.live.steps import Linked, Node, Stepped
+from ramify.overlay.live.steps import Node, Stepped
 from ramify.overlay.live.streams import (
     DUPLICATE_WINDOW_S,
     Endpoint,
@@ -48,20 +59,13 @@ from ramify.overlay.live.tasks import end_tasks
 
 __all__ = ["Broker", "BrokerConfig"]
 
-CLIENTS = "*"
-"""The input of what clients publish, among those of neighbours: no token is like it."""
+_log = logging.getLogger(__name__)
 
-ROWS = "*rows"
-"""Among positions: how many events of the next message of clients are routed already, where some are."""
-
-_MOST_STEP_BYTES = 8 << 20
 _MOST_STEP_MESSAGES = 512
 _PURGE_EVERY_S = 5.0
 _RETRY_S = (0.05, 0.1, 0.25, 0.5, 1.0)
 _FULL_WAIT_S = 0.5
-_GAP_S = 0.5
 _RESET_AGAIN_S = 0.5
-_MOST_DIGITS = 20
 _IDLE_S = 0.005
 
 
@@ -88,47 +92,6 @@ class _Post:
     output: Output
     then: Callable[[], None]
     told: asyncio.Future[None]
-
-
-class _Input:
-    """An input with its buffer. `due` is the last message of a step, to be acknowledged when it is safe."""
-
-    def __init__(self, name: str, puller: Puller, connection: Nats) -> None:
-        self.name = name
-        self.puller = puller
-        self.connection = connection
-        self.inlet = Inlet()
-        self.due: Pulled | None = None
-        self.again: Pulled | None = None
-        # to be delivered again from what is committed
-        self.stale = False
-        self.resetting = False
-        self.watched = False
-        # what waited at the server behind the last message that was taken
-        self.behind = 0
-
-    def number(self, message: Pulled) -> int:
-        if self.name == CLIENTS:
-            return message.sequence
-        text = message.headers.get("L", "")
-        # not one of a router's: as if it had come before
-        return int(text) if text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS else 0
-
-    @property
-    def waiting(self) -> bool:
-        """Whether there is something to take."""
-        return bool(self.puller.buffer) and not self.resetting
-
-    @property
-    def lag(self) -> int:
-        """Messages that wait here and, when it was last heard of, at its server."""
-        buffer = self.puller.buffer
-        return len(buffer) + _left(buffer[-1]) if buffer else self.behind
-
-    @property
-    def key(self) -> str:
-        """Its name in positions."""
-        return self.name if self.name == CLIENTS else token(self.name)
 
 
 class Broker:
@@ -159,7 +122,7 @@ class Broker:
         self._arrived = asyncio.Event()
         self._between = asyncio.Lock()
         self._posts: deque[_Post] = deque()
-        self._inputs: dict[str, _Input] = {}
+        self._inputs = Inputs(self._arrived)
         self._own: Nats | None = None
         self._log: OutLog | None = None
         self._begun: Mapping[str, int] | None = None
@@ -171,6 +134,11 @@ class Broker:
         # neighbour -> the end of its lane when the log was last loaded; (neighbour, epoch) -> written since
         self._ends: dict[str, int] = {}
         self._counted: dict[tuple[str, int], int] = {}
+        # a step that was written, perhaps, and the positions that it reaches
+        self._unsure: tuple[Stepped, Mapping[str, int]] | None = None
+        # faults in a row, what was last said of one, and messages for a step that a server refused
+        self._faults, self._said = 0, ""
+        self._narrow: int | None = None
 
     async def run(self) -> None:
         """Serve until cancelled; whatever servers do is survived.
@@ -228,7 +196,11 @@ class Broker:
     def lags(self) -> tuple[int, dict[str, int]]:
         """Messages that wait: published ones, and by neighbour."""
         links = {name: source.lag for name, source in self._inputs.items() if name != CLIENTS}
-        return self._inputs[CLIENTS].lag if CLIENTS in self._inputs else 0, links
+        if CLIENTS not in self._inputs:
+            return 0, links
+        source = self._inputs[CLIENTS]
+        # by what the stream had when it was last looked at: also of messages that do not come
+        return max(source.lag, self.keeper.published_last - source.inlet.committed), links
 
     async def post(self, output: Output, then: Callable[[], None] = lambda: None) -> None:
         """Write one message of the broker's own to a lane, and do `then` before any step that follows.
@@ -271,14 +243,14 @@ class Broker:
         if CLIENTS not in self._inputs:
             puller = Puller(own, IN, "router", self._arrived, f"$JS.API.CONSUMER.INFO.{IN}.router")
             await puller.start()
-            self._inputs[CLIENTS] = _Input(CLIENTS, puller, own)
+            self._inputs[CLIENTS] = Input(CLIENTS, puller, own)
 
     async def _link(self, name: str, endpoint: Endpoint) -> None:
         """Read a neighbour's lane to here, from when its server and its router are there."""
         connection = await self._connected(name, endpoint)
         consumer = f"link_{token(self.config.name)}"
         puller = Puller(connection, OUT, consumer, self._arrived, f"{INFO}.{consumer}")
-        source = _Input(name, puller, connection)
+        source = Input(name, puller, connection)
         for attempt in count():
             try:
                 # its router makes the consumer: until then there is nothing to read
@@ -288,8 +260,7 @@ class Broker:
                 await asyncio.sleep(_RETRY_S[min(attempt, len(_RETRY_S) - 1)])
         await source.puller.start()
         # nothing may come between these: a position that is out of date would lose or double events
-        source.inlet.forget_taken(self._out.positions.get(source.key, 0))
-        source.stale = True
+        source.go_to(self._out.positions)
         self._inputs[name] = source
         self._arrived.set()
 
@@ -360,8 +331,15 @@ class Broker:
         return any(source.waiting for source in self._inputs.values())
 
     async def _start_over(self, error: Exception) -> None:
-        self.trouble = repr(error)
+        self.trouble = said = str(error) or repr(error)
         self.counters.recoveries += 1
+        self._faults += 1
+        if said != self._said:
+            _log.warning("broker %s starts over from its log: %s", self.config.name, said)
+            self._said = said
+        if self._faults > len(_RETRY_S):
+            # what fails again and again must not take the time of others
+            await asyncio.sleep(min(1.0, 0.02 * 2 ** min(self._faults - len(_RETRY_S), 8)))
         await self._until_done(self._recover)
 
     async def _say(self) -> None:
@@ -394,7 +372,7 @@ class Broker:
                 self._resets.add(task)
                 task.add_done_callback(self._resets.discard)
 
-    async def _read_again(self, source: _Input) -> None:
+    async def _read_again(self, source: Input) -> None:
         source.stale = False
         source.inlet.forget_taken(source.inlet.committed)
         try:
@@ -403,8 +381,8 @@ class Broker:
             source.stale = True
             raise
 
-    async def _read_link_again(self, source: _Input) -> None:
-        """Nothing is taken from it meanwhile: see `_Input.waiting`."""
+    async def _read_link_again(self, source: Input) -> None:
+        """Nothing is taken from it meanwhile: see `Input.waiting`."""
         try:
             await self._read_again(source)
         except (LiveError, nats.errors.Error, TimeoutError, OSError):
@@ -420,64 +398,95 @@ class Broker:
         if epoch not in self.node.epochs:
             self.trouble = f"epoch {epoch} is to be routed by, but is not known here yet"
             return False
-        published, linked = self._gather()
-        if not published and not linked:
+        most = self._size.messages if self._narrow is None else 1
+        taken = self._inputs.gather(self._out.positions, self._begun, most)
+        self.counters.redeliveries = self._inputs.redeliveries
+        self.trouble = " ".join(self._inputs.restarted.values()) or self.trouble
+        if not taken:
             await self._acknowledge()
             return False
-        rows = self._out.positions.get(ROWS, 0), (self._begun or {}).get(ROWS)
-        done = self.node.step(published, linked, epoch, rows)
-        if self._begun is None and not done.fits:
-            if len(published) + len(linked) > 1:
-                self._size.shrink(len(published) + len(linked))
-                await self._until_done(self._recover)
-                return True
-            done, rows = self._cut(published, linked, epoch, rows[0], done)
+        done, taken, end = self._routed(taken, epoch)
         await self._reject(done.rejected)
-        await self._out.commit(done.outputs, self._reached(rows[1]), epoch)
+        positions = reached(self._out.positions, taken, end)
+        self._unsure = done, positions
+        try:
+            await self._out.commit(done.outputs, positions, epoch)
+        except RefusedError as error:
+            if not self._narrowed(error):
+                raise
+            done = await self._give_up(taken, done, error)
+            await self._out.commit([], positions, epoch)
         self._begun = None
-        self._busy = len(published) > 1
-        self._size.learn(len(published) + len(linked), done.outputs)
-        if rows[1] is not None:
-            self._put_back()
+        self._count(done)
+        self._busy = len(taken) > 1
+        self._size.learn(len(taken), done.outputs)
+        self._inputs.commit(taken, end)
+        self._faults, self._said, self._narrow = 0, "", None
+        await self._acknowledge()
+        return True
+
+    def _routed(self, taken: list[Taken], epoch: int) -> tuple[Stepped, list[Taken], int | None]:
+        """What the messages come to; as many of them as one write can have, or some events of the first.
+
+        The number says up to which event of the one message; None is all.
+        """
+        first, end = self._rows(taken)
+        done = self._route(taken, epoch, first, end)
+        if self._begun is not None:
+            return done, taken, end
+        while len(taken) > 1 and not done.fits:
+            half = len(taken) // 2
+            self._size.shrink(len(taken))
+            self._inputs.give_back(taken[half:])
+            taken = taken[:half]
+            done = self._route(taken, epoch, first, end)
+        last = whole = done.readable
+        least = first + 1 if self._narrow == 0 else whole
+        while last - first > 1 and (not done.fits or last > least):
+            last = first + 1 if last > least else first + (last - first) // 2
+            done = self._route(taken, epoch, first, last)
+        return done, taken, None if last >= whole else last
+
+    def _rows(self, taken: Sequence[Taken]) -> tuple[int, int | None]:
+        """The events of a message to route: those that are not yet, and of a begun step up to its end."""
+        key = taken[0].source.key + ROWS
+        return self._out.positions.get(key, 0), (self._begun or {}).get(key)
+
+    def _route(self, taken: Sequence[Taken], epoch: int, first: int, end: int | None) -> Stepped:
+        published = [each.published for each in taken]
+        linked = [each.linked for each in taken]
+        return self.node.step(
+            [p for p in published if p is not None],
+            [m for m in linked if m is not None],
+            epoch,
+            (first, end),
+        )
+
+    def _narrowed(self, error: RefusedError) -> bool:
+        """A server refused a step: try it with one message, then with one event. True when that failed."""
+        if self._narrow == 0:
+            return True
+        self._narrow = 1 if self._narrow is None else 0
+        _log.error("broker %s: %s", self.config.name, error)
+        return False
+
+    async def _give_up(self, taken: Sequence[Taken], done: Stepped, error: RefusedError) -> Stepped:
+        """An event that the server takes in no form goes to the rejected ones; all others go on."""
+        (one,) = taken
+        ids = [str(id_) for batch in done.published for id_ in batch.column("id").to_pylist()]
+        who = one.source.name if one.published is None else one.published.client
+        raw = one.message.payload[: 64 << 10]
+        rejected = [Rejected(who, one.number, ",".join(ids) or None, "refused", str(error), raw)]
+        await self._reject(rejected)
+        return Stepped(rejected=rejected, frames_in=done.frames_in, epoch=done.epoch)
+
+    def _count(self, done: Stepped) -> None:
+        """A step is in the log: count it, and tell who asked to hear of it."""
+        self._unsure = None
         self.counters.add(done)
         self._note_sent(self._out.written)
         if self._on_commit is not None:
             self._on_commit(done, self._out.written)
-        for source in list(self._inputs.values()):
-            source.inlet.commit(source.inlet.taken)
-        await self._acknowledge()
-        return True
-
-    def _cut(
-        self, published: list[Published], linked: list[Linked], epoch: int, first: int, whole: Stepped
-    ) -> tuple[Stepped, tuple[int, int | None]]:
-        """As many of a message's events as one write can have, from `first` on; at least one."""
-        end, done = whole.readable, whole
-        while published and end - first > 1 and not done.fits:
-            end = first + (end - first) // 2
-            done = self.node.step(published, linked, epoch, (first, end))
-        return done, (first, None if end == whole.readable else end)
-
-    def _reached(self, end: int | None) -> dict[str, int]:
-        """The positions that a step reaches; with `end`, it stops in the middle of a client's message."""
-        positions = {
-            **self._out.positions,
-            **{source.key: source.inlet.taken for source in self._inputs.values()},
-        }
-        positions.pop(ROWS, None)
-        if end is not None:
-            positions[CLIENTS] -= 1
-            positions[ROWS] = end
-        return positions
-
-    def _put_back(self) -> None:
-        """Have a client's message come again of which only some events are routed."""
-        source = self._inputs[CLIENTS]
-        assert source.due is not None
-        source.puller.put_back(source.due)
-        source.due = None
-        source.inlet.forget_taken(source.inlet.taken - 1)
-        self._arrived.set()
 
     def _note_sent(self, written: Sequence[Written]) -> None:
         for each in written:
@@ -494,86 +503,26 @@ class Broker:
                 with contextlib.suppress(nats.errors.Error, OSError):
                     await source.puller.acknowledge(due.reply)
 
-    def _gather(self) -> tuple[list[Published], list[Linked]]:
-        """What waits, in bounds; of a step that a crash cut, exactly its inputs, once all are here.
-
-        Its inputs may come in another order than the first time, so the bounds could cut it: it has none.
-        """
-        published: list[Published] = []
-        linked: list[Linked] = []
-        if self._begun is not None and not self._is_whole(self._begun):
-            return published, linked
-        room = _MOST_STEP_BYTES
-        # the rest of a message that was routed in part is a step of its own
-        alone = self._begun is None and ROWS in self._out.positions
-        for source in [self._inputs[CLIENTS]] if alone else list(self._inputs.values()):
-            last = None if self._begun is None else _last(self._begun, source.key)
-            if alone:
-                last = source.inlet.committed + 1
-            while source.waiting:
-                full = room <= 0 or len(published) + len(linked) >= self._size.messages
-                if full if last is None else source.inlet.taken >= last:
-                    break
-                message = source.puller.take()
-                source.behind = _left(message)
-                number = source.number(message)
-                verdict = source.inlet.verdict(number)
-                if verdict is Verdict.GAP:
-                    self._missed(source, number)
-                    continue
-                if verdict is Verdict.OLD:
-                    self.counters.redeliveries += 1
-                    if number <= source.inlet.committed and source.due is None:
-                        source.again = message  # its acknowledgement was lost
-                    continue
-                room -= len(message.payload)
-                source.due = message
-                if source.name == CLIENTS:
-                    published.append(_published(message))
-                else:
-                    linked.append(Linked(source.name, number, message.headers, message.payload))
-        return published, linked
-
-    def _missed(self, source: _Input, number: int) -> None:
-        """Something before a message did not come. After a reset that is normal for a moment: messages that
-        were under way come first. If it stays so, have the input delivered again."""
-        if source.watched:
-            return
-        source.watched = True
-
-        def look() -> None:
-            source.watched = False
-            if source.inlet.taken < number - 1:
-                source.stale = True
-                self._arrived.set()
-
-        asyncio.get_running_loop().call_later(_GAP_S, look)
-
-    def _is_whole(self, begun: Mapping[str, int]) -> bool:
-        """Whether every input of a step that was begun is in the buffers."""
-        inputs = {source.key: source for source in self._inputs.values()}
-        for key in begun.keys() - {ROWS}:
-            last = _last(begun, key)
-            if self._out.positions.get(key, 0) >= last:
-                continue
-            if (source := inputs.get(key)) is None or source.resetting:
-                return False
-            here = {source.number(message) for message in source.puller.buffer}
-            if not here.issuperset(range(source.inlet.taken + 1, last + 1)):
-                return False
-        return True
-
     async def _reject(self, rejected: list[Rejected]) -> None:
         """Keep what could not be used, with the reason. The id makes a second try harmless."""
-        for entry in rejected:
+        for place, entry in enumerate(rejected):
+            name = f"{entry.client}/{entry.position}/{entry.event_id}/{entry.reason}/{entry.detail}"
+            same = sum(
+                (each.client, each.position, each.event_id, each.reason, each.detail)
+                == (entry.client, entry.position, entry.event_id, entry.reason, entry.detail)
+                for each in rejected[:place]
+            )
             headers = {
                 "Reason": entry.reason,
                 "Detail": _ascii(" ".join(entry.detail.split())[:1000]),
                 "Position": str(entry.position),
-                "Nats-Msg-Id": _ascii(f"{entry.client}/{entry.position}/{entry.event_id}/{entry.reason}"),
+                # names and ids may be longer than a header
+                "Nats-Msg-Id": hashlib.blake2b(f"{name}/{same}".encode(), digest_size=16).hexdigest(),
             }
             subject = f"rejected.{token(entry.client)}"
-            await self.connection.request(subject, entry.raw, timeout=5, headers=headers)
+            answer = await self.connection.request(subject, entry.raw, timeout=5, headers=headers)
+            if error := json.loads(answer.data or b"{}").get("error"):
+                raise LiveError(f"a rejected event could not be kept: {error.get('description')}")
 
     async def _take_over(self) -> None:
         """Become the one router of this broker."""
@@ -584,6 +533,12 @@ class Broker:
     async def _recover(self) -> None:
         """Go back to what the log says."""
         recovered: Recovered = await self._out.load()
+        if self._unsure is not None:
+            done, positions = self._unsure
+            self._unsure = None
+            if recovered.begun is None and dict(recovered.positions) == positions:
+                # it was written, only the answer was lost
+                self._count(done)
         # what was written without an answer is counted by this, with every epoch
         names = list(self.config.neighbours)
         ends = await asyncio.gather(*(self._out.number(f"{LINK}.{token(name)}") for name in names))
@@ -591,9 +546,7 @@ class Broker:
         self._begun = recovered.begun
         self._begun_epoch = recovered.epoch or 0
         for source in list(self._inputs.values()):
-            source.due = None
-            source.inlet.forget_taken(recovered.positions.get(source.key, 0))
-            source.stale = True
+            source.go_to(recovered.positions)
         await self._refresh()
 
     # ----------------------------------------------------------------------------------- keeping house
@@ -641,28 +594,6 @@ class Broker:
         others = {id(s.connection): s.connection for s in self._inputs.values()}
         open_ones = [*others.values(), *([self._own] if self._own else [])]
         await asyncio.gather(*(connection.close() for connection in open_ones), return_exceptions=True)
-
-
-def _published(message: Pulled) -> Published:
-    subject = message.subject.rsplit(".", 1)[1]
-    try:
-        client = name_of(subject)
-    except InputError:
-        client = subject
-    headers = message.headers
-    return Published(
-        client, message.payload, headers.get("Content-Type"), headers.get("Nats-Msg-Id"), message.sequence
-    )
-
-
-def _last(begun: Mapping[str, int], key: str) -> int:
-    """The last message of an input that a step takes in, all of it or, of a client's, some events."""
-    return begun.get(key, 0) + (key == CLIENTS and ROWS in begun)
-
-
-def _left(message: Pulled) -> int:
-    """How many messages waited behind this one when it was sent."""
-    return int(message.reply.rpartition(".")[2] or 0)
 
 
 def _ascii(text: str) -> str:

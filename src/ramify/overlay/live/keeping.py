@@ -40,6 +40,8 @@ class Keeper:
         self.readers: dict[str, Reader] = {}
         # bytes of the log, likewise
         self.log_bytes = 0
+        # the last message that clients published, likewise
+        self.published_last = 0
         self._purged: dict[str, int] = {}
         # (when, what was routed then), oldest first
         self._routed: list[tuple[float, int]] = []
@@ -62,6 +64,7 @@ class Keeper:
     async def purge_published(self, connection: Nats, routed: int, window_s: float) -> None:
         """Forget publishes that were routed `window_s` ago; at once, when the stream is half full."""
         info = await api(connection, f"STREAM.INFO.{IN}", {})
+        self.published_last = int(info["state"]["last_seq"])
         full = int(info["state"]["bytes"]) > self._sizes.published // 2
         now = time.monotonic()
         self._routed.append((now, routed))

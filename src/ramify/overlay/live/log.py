@@ -41,6 +41,7 @@ __all__ = [
     "OutLog",
     "Output",
     "Recovered",
+    "RefusedError",
     "SupersededError",
     "Written",
 ]
@@ -59,6 +60,10 @@ class FencedError(LiveError):
 
 class SupersededError(LiveError):
     """Another router has taken this broker over: this one must end."""
+
+
+class RefusedError(LiveError):
+    """The broker's server does not take a write as it is. Nothing was written of it."""
 
 
 class LogFullError(LiveError):
@@ -107,6 +112,8 @@ class OutLog:
         self._links_done = False
         # lanes of the step that was begun, when it is the next to be committed
         self._written: dict[str, bool] = {}
+        # what the last write comes to, until it is known to be there or not
+        self._unsure: list[Written] = []
         self._writer = uuid.uuid4().hex
         self._claimed = False
         # what the last commit wrote; after an exception, what is known to be there
@@ -144,6 +151,9 @@ class OutLog:
         headers = await self._headers({"seq": self._last}) if self._last else {}
         if self._claimed and headers.get("W") != self._writer:
             raise SupersededError("another router runs this broker now: this one ends")
+        if self._unsure and self._unsure[-1].sequence == self._last and headers.get("W") == self._writer:
+            self.written += self._unsure
+        self._unsure = []
         self._positions = decode_positions(headers.get("S", ""))
         self._begun = decode_positions(headers["G"]) if "G" in headers else None
         self._epoch = int(headers.get("P", "0"))
@@ -230,12 +240,16 @@ class OutLog:
             for i, (_, headers) in enumerate(messages, 1):
                 headers |= {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(i)}
             messages[-1][1]["Nats-Batch-Commit"] = "1"
+        self._unsure = [
+            Written(output, place, int(headers["L"]))
+            for place, (output, headers) in enumerate(messages, self._last + 1)
+        ]
         for output, headers in messages[:-1]:
             await self._nats.publish(output.lane, output.payload, headers=headers)
         output, headers = messages[-1]
         self._check(await self._request(output.lane, output.payload, headers), len(messages))
-        for place, (output, headers) in enumerate(messages, self._last + 1):
-            self.written.append(Written(output, place, int(headers["L"])))
+        self.written += self._unsure
+        self._unsure = []
         self._last += len(messages)
         self._numbers.update(numbers)
 
@@ -249,7 +263,7 @@ class OutLog:
                 raise FencedError(f"another router writes this broker's log: {said}")
             if code in _FULL:
                 raise LogFullError(f"the broker's log is full: {said}. Neighbours or clients do not read.")
-            raise LiveError(f"the broker's log refused a write: {said}")
+            raise RefusedError(f"the broker's log refused a write: {said}")
         if int(told.get("seq", 0)) != self._last + messages:
             raise FencedError(f"the log ends at {told.get('seq')}, not at {self._last + messages}")
 

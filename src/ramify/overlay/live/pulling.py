@@ -78,6 +78,8 @@ class Puller:
         self.strayed = False
         # messages that came more than once, as the server counts deliveries
         self.redelivered = 0
+        # ask for more even when the buffer is full: something in particular is needed
+        self._greedy = False
 
     async def start(self) -> None:
         """Begin to ask."""
@@ -114,6 +116,12 @@ class Puller:
         self._changed.set()
         return pulled
 
+    def want_all(self, on: bool) -> None:
+        """Ask for more even when the buffer is full, as long as this is so."""
+        self._greedy = on
+        if on:
+            self._changed.set()
+
     def put_back(self, pulled: Pulled) -> None:
         """Have a message that was taken come first again."""
         self.buffer.appendleft(pulled)
@@ -125,7 +133,9 @@ class Puller:
 
     async def _came(self, message: Msg) -> None:
         headers = message.headers or {}
-        if "Status" in headers:  # the request ended: nothing there, timed out, no room for more
+        # the request ended: nothing there, timed out, no room for more. What a stream has comes with a
+        # subject to answer to; headers tell nothing, for clients write them
+        if not message.reply:
             self._empty += self._asked == self._most_messages
             self._asked = 0
             self._changed.set()
@@ -157,7 +167,7 @@ class Puller:
                 self._reconnects, late = self._nats.stats["reconnects"], True
                 self._stir()
             room = self._bytes < self._most_bytes and len(self.buffer) < self._most_messages
-            if room and (self._asked == 0 or late) and self._nats.is_connected:
+            if (room or self._greedy) and (self._asked == 0 or late) and self._nats.is_connected:
                 await self._ask()
             try:
                 # not wait_for: before Python 3.12 it can swallow a cancellation, and stop() waits for good

@@ -23,6 +23,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +52,7 @@ __all__ = ["Crossed", "Linked", "Node", "Stepped"]
 TOO_LARGE = "too_large"
 """Why an event was rejected that no message of a server can hold."""
 
+_MOST_NAMED_BYTES = 32 << 10
 _FRAMING_BYTES = 64 << 10
 """Left in a message for subject and headers of the log."""
 
@@ -86,7 +88,7 @@ class Stepped:
 
     sent       (epoch, neighbour) -> what goes over that link
     published  the events that clients published, as they were routed, with `epoch`
-    readable   how many of clients' events could be read, also those outside the rows that were asked for
+    readable   how many events could be read, also those outside the rows that were asked for
     dropped    deliveries to muted clients, which nobody gets
     strays     events that came by a channel which does not lead here, by this broker's revision of the plan
     """
@@ -180,8 +182,9 @@ class Node:
     ) -> Stepped:
         """Route what came in. Inputs that cannot be read are rejected; the rest proceeds.
 
-        Clients' events enter the present epoch, or the one given. Of those that can be read only `rows`
-        (first, end) are routed; what cannot be is rejected with the first.
+        Clients' events enter the present epoch, or the one given. Of all events that can be read only
+        `rows` (first, end) are routed; what cannot be is rejected with the first. More than one message can
+        only be routed whole.
         """
         entered = self.epoch if epoch is None else epoch
         first, end = rows
@@ -196,7 +199,10 @@ class Node:
             for events in done.published:
                 self._route(Frame(events), None, entered, done, sends, hands)
         for (sender, stamped, header), batches in self._frames(linked, done).items():
-            for events in concat(batches):
+            joined = concat(batches)
+            rows_here = sum(events.num_rows for events in joined)
+            done.readable += rows_here
+            for events in _rows(joined, first, rows_here if end is None else end):
                 self._route(Frame(events, header), sender, stamped, done, sends, hands)
         self._write(sends, hands, done)
         return done
@@ -275,8 +281,8 @@ class Node:
                 wire = len(payload) + _bytes_of(headers)
                 done.sent.setdefault((epoch, to), Crossed()).add(events.num_rows, size, wire)
         for (client, ids), batches in hands.items():
-            for events in self._pieces(batches):
-                headers = {"N": str(events.num_rows), "F": json.dumps(ids)}
+            for events, named in product(self._pieces(batches), list(_named(ids))):
+                headers = {"N": str(events.num_rows), "F": named}
                 payload = self._payload(events, headers, done)
                 if payload is not None:
                     done.outputs.append(Output(f"{DELIVER}.{token(client)}", payload, headers))
@@ -328,6 +334,20 @@ def _by_subscriptions(
         groups.setdefault(tuple(sorted(at[row])), []).append(row)
     for names, members in groups.items():
         yield names, np.array(members)
+
+
+def _named(ids: Sequence[str]) -> Iterator[str]:
+    """Subscriptions as JSON lists that headers can hold: a server takes 64 KiB of them."""
+    some: list[str] = []
+    size = 0
+    for id_ in ids:
+        more = len(json.dumps(id_)) + 2
+        if some and size + more > _MOST_NAMED_BYTES:
+            yield json.dumps(some)
+            some, size = [], 0
+        some.append(id_)
+        size += more
+    yield json.dumps(some)
 
 
 def _whole(events: pa.RecordBatch) -> pa.RecordBatch:
