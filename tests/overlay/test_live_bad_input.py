@@ -5,7 +5,7 @@ import base64
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +78,11 @@ class Place:
         finally:
             await connection.close()
 
-    async def publish_raw(self, payload: bytes, kind: str | None = None) -> int:
+    async def publish_raw(
+        self, payload: bytes, kind: str | None = None, more: Mapping[str, str] | None = None
+    ) -> int:
         headers = {"Nats-Msg-Id": os.urandom(8).hex()} | ({} if kind is None else {"Content-Type": kind})
+        headers |= more or {}
         async with self.raw("alice") as connection:
             answer = await connection.request("ramify.publish.alice", payload, timeout=20, headers=headers)
         return int(json.loads(answer.data)["seq"])
@@ -152,6 +155,51 @@ def test_what_is_no_event_is_rejected_with_the_reason(
         assert found["Reason"] == reason, found
         assert found["Detail"]
         await place.is_well()
+
+    place.runner.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("Status", "100"), ("Status", "404"), ("Status", "409"), ("L", "99999"), ("S", "*:7"), ("G", "*:9")]
+    + [(name, "0") for name in "AEFHNPWX"],
+)
+def test_a_header_of_a_client_means_nothing_to_a_broker(place: Place, name: str, value: str) -> None:
+    """Whatever brokers and servers use headers for, clients can write them too."""
+
+    async def scenario() -> None:
+        place.number += 1
+        event = {**GOOD, "id": f"well{place.number}", "type": "good"}
+        await place.publish_raw(json.dumps(event).encode(), EVENT_TYPE, {name: value})
+        async with asyncio.timeout(60):
+            assert (await anext(place.carols)).id == f"well{place.number}"
+        await place.is_well()
+
+    place.runner.run(scenario())
+
+
+def test_every_event_that_is_rejected_is_kept(place: Place) -> None:
+    """Also those of one message with one reason, and those with ids that no header can hold."""
+
+    async def scenario() -> None:
+        url, ring, role = place.machine.urls["v0"], place.machine.directory.ring, Router("v0")
+        connection = await connect(Endpoint(url, ring.pair(role).seed, role.inbox_prefix, "test"))
+
+        async def kept() -> int:
+            return int((await api(connection, "STREAM.INFO.REJECTED", {}))["state"]["messages"])
+
+        try:
+            before = await kept()
+            await place.publish_raw(b'[1, 2, "x", null, 1]', BATCH_TYPE)
+            twice = {**GOOD, "id": "y" * 100_000}
+            await place.publish_raw(json.dumps([twice, twice, twice]).encode(), BATCH_TYPE)
+            async with asyncio.timeout(60):
+                while await kept() < before + 5 + 2:
+                    await asyncio.sleep(0.05)
+            await place.is_well()
+            assert await kept() == before + 5 + 2
+        finally:
+            await connection.close()
 
     place.runner.run(scenario())
 

@@ -203,8 +203,9 @@ class Inputs(dict[str, Input]):
         if not (0 < number <= source.inlet.committed and source.at and message.sequence > source.at):
             return False
         said = (
-            f"the log of {source.name} began anew: its lane is at number {number}, and we had read "
-            f"{source.inlet.taken}. Events that were on their way from it are lost; what comes now is routed."
+            f"the log of {source.name} began anew: its lane is at number {number}, but "
+            f"{source.inlet.taken} were read of it before. Events that were on their way from it are lost; "
+            "what comes now is routed."
         )
         _log.error("%s", said)
         self.restarted[source.name] = said
