@@ -41,7 +41,7 @@ from worlds import FILTERS, SCHEMA
 
 WORLD = seeded_world(5, 6, 12, 60)
 BROKERS = WORLD.overlay.brokers
-SPECS = ("mst", "explicit", "mult", "mirror-all", "portfolio:trees=2,rounds=2")
+SPECS = ("mst", "explicit", "mult", "mirror-all", "portfolio:trees=2,rounds=2", "semcast", "kyra", "mbr")
 # mirror-all has no way to v3, where nobody subscribes at first: it cannot take a newcomer there
 PLANS = {spec: make_plan(spec, WORLD.problem) for spec in SPECS}
 SPELLED = [

@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from ramify.overlay.live.metrics import CoordinatorMetrics, serve_metrics
 from ramify.overlay.live.serving import log_to_stderr, until_signal
 from ramify.overlay.live.streams import Endpoint
 from ramify.overlay.live.tasks import end_tasks
+from ramify.overlay.replanning import grid_of
 from ramify.planning.demand import Demand
 from ramify.planning.plan import Plan
 from ramify.planning.tally import Counting
@@ -42,12 +44,14 @@ class Coordinating:
     overlay: Overlay | None
     plan: Plan | None
     replace_plan: bool
+    replace_once: str
     scheme: str
     samples: Path | None
     replan_every_s: float
     schemes: tuple[str, ...]
     threshold: float
     window_s: float
+    least_events: int
     spark: str
     metrics_port: int | None
     announce: Path | None
@@ -57,11 +61,13 @@ class SampleDemand:
     """The demand of the samples that landed of late, counted by the pipeline on Spark.
 
     One pass per call over the files of the window; Spark starts with the first call and stays. Call it from
-    one thread at a time.
+    one thread at a time. Events are counted by cells where one of `specs`, or the plan, divides the content
+    space.
     """
 
-    def __init__(self, directory: Path, window_s: float, url: str) -> None:
+    def __init__(self, directory: Path, window_s: float, url: str, specs: Sequence[str] = ()) -> None:
         self._directory, self._window_s, self._url = directory, window_s, url
+        self._specs = tuple(specs)
         self._open = contextlib.ExitStack()
         self._spark: SparkSession | None = None
 
@@ -87,7 +93,7 @@ class SampleDemand:
         classes = plan.classes
         source = Files.of(spark, files)
         attached = {**read_publishers(self._directory), **plan.attachments}
-        counting = Counting.of(classes, plan.overlay, attached)
+        counting = Counting.of(classes, plan.overlay, attached, grid=grid_of(plan, self._specs))
         with reckoned(spark, source, classes.filters, counting) as found:
             demand = found.windows().whole
             strange = sum(found.unknown.values())
@@ -117,8 +123,14 @@ async def _run(asked: Coordinating) -> None:
     source: SampleDemand | None = None
     replanner: Replanner | None = None
     if asked.samples is not None and asked.replan_every_s > 0:
-        source = SampleDemand(asked.samples, asked.window_s, asked.spark)
-        replanner = Replanner(source, asked.replan_every_s, asked.schemes, asked.threshold)
+        source = SampleDemand(asked.samples, asked.window_s, asked.spark, asked.schemes)
+        replanner = Replanner(
+            source,
+            asked.replan_every_s,
+            asked.schemes,
+            asked.threshold,
+            least_events=asked.least_events,
+        )
     config = CoordinatorConfig(
         asked.name,
         asked.control,
@@ -126,6 +138,7 @@ async def _run(asked: Coordinating) -> None:
         asked.overlay,
         asked.scheme,
         replace_plan=asked.replace_plan,
+        replace_once=asked.replace_once,
     )
     coordinator = Coordinator(config, replanner)
     if asked.metrics_port is not None:

@@ -36,6 +36,7 @@ from ramify.cli.logs import (
     sparked,
 )
 from ramify.content.flatten import TimeUnit
+from ramify.content.space import Grid
 from ramify.errors import PlanError
 from ramify.network.overlay import Overlay
 from ramify.network.specs import overlay_from
@@ -53,6 +54,7 @@ from ramify.planning.study import (
     Study,
     check_request,
     compare,
+    grid_of,
     prepare,
     weights_for,
 )
@@ -119,7 +121,8 @@ def plan(
     check_request(specs, today, sample, hours)
     with sparked(spark, as_json) as session, doing("reading the log"):
         log = request.open(session)
-        windows, reading = _counted(session, graph, log, kept, split, tables)
+        grid = grid_of(specs, today, log.classes)
+        windows, reading = _counted(session, graph, log, kept, split, tables, grid)
     if not windows.whole.events:
         reading.tell(log, as_json)
     study = prepare(
@@ -132,6 +135,7 @@ def plan(
         rules=kept,
         sample=sample,
         hours=hours,
+        grid=grid,
     )
     weights = weights_for(study, per_filter, per_matching)
     with _bar(as_json) as report:
@@ -158,13 +162,19 @@ def plan(
 
 
 def _counted(
-    spark: "SparkSession", graph: Overlay, log: Log, rules: Rules, split: Split, tables: str | None
+    spark: "SparkSession",
+    graph: Overlay,
+    log: Log,
+    rules: Rules,
+    split: Split,
+    tables: str | None,
+    grid: Grid | None,
 ) -> tuple[Windows, Reading]:
     """The demands of a log, counted on Spark, and what became of its records."""
     from ramify.pipeline.jobs import write_demand
     from ramify.pipeline.passes import reckoned
 
-    counting = Counting.of(log.classes, graph, log.attachments, split=split)
+    counting = Counting.of(log.classes, graph, log.attachments, split=split, grid=grid)
     tags = rules.tags(log.classes.schema)
     check_tags(tags)
     with reckoned(spark, log.source, [*log.classes.filters, *tags], counting) as found:

@@ -96,8 +96,8 @@ class HeaderRules:
     def _is_later(self, header: Header, channel: int) -> bool:
         """Whether a channel may be one that the sender's revision of the plan has opened."""
         known = len(self._plan.channels)
-        may_open = header.kind in (Kind.TREE, Kind.LEG) and bool(self._shared.flowing_down)
-        return may_open and known <= channel < known + MOST_OPENED
+        may_open = bool(self._shared.flowing_down) or not known
+        return may_open and header.kind in (Kind.TREE, Kind.LEG) and known <= channel < known + MOST_OPENED
 
     def _crosses(self, label: tuple[int, int], came_from: int) -> bool:
         """Whether the logical link of a label ends here; it must lead through here, from the sender."""

@@ -281,6 +281,12 @@ class Cost:
         """The price of a published GB; None when nothing was published."""
         return None if not self.size_bytes else self.money / (self.size_bytes / 1e9)
 
+    def since(self, earlier: "Cost") -> "Cost":
+        """What was added since an earlier measurement of the same epoch."""
+        return Cost(
+            self.events - earlier.events, self.size_bytes - earlier.size_bytes, self.money - earlier.money
+        )
+
 
 class Measured:
     """Adds up what brokers count, over their restarts: counts start over with a session."""

@@ -23,9 +23,9 @@ from ramify.errors import InputError
 from ramify.overlay.channel_expressions import ChannelExpressions
 from ramify.overlay.routing_parts import ClassFilters, Members
 from ramify.planning.classes import Classes
-from ramify.planning.growth import NO_GROWTH, Growth, changed_channels, flows_down, serving_broker
+from ramify.planning.growth import NO_GROWTH, Growth, flows_down, regrown, serving_broker
 from ramify.planning.layout import Layout, layout_of, read_only
-from ramify.planning.plan import AnyOf, Cells, Channel, Everything, Holds, Plan, Serves, Some, Stamped
+from ramify.planning.plan import AnyOf, Cells, Everything, Holds, Plan, Serves, Stamped
 
 __all__ = ["Added", "Removed", "Revision", "RoutingPlan"]
 
@@ -326,8 +326,9 @@ class _Revising:
         self._hosts: list[int] = []
         # class -> the channels that it joins
         self._joined: dict[int, tuple[int, ...]] = {}
-        # what the channels come to, where trees change
-        self._channels = old.plan.channels
+        # what the plan comes to, where its channels change, and classes that they serve no more
+        self._plan = old.plan
+        self._left: set[int] = set()
 
     def add(self, change: Added) -> None:
         row, k, plan = change.subscription, change.class_id, self._old.plan
@@ -340,7 +341,7 @@ class _Revising:
             )
         channels = change.channels
         if not self._carried(k):
-            if channels and not 0 <= min(channels) <= max(channels) < len(self._channels):
+            if channels and not 0 <= min(channels) <= max(channels) < len(self._plan.channels):
                 raise InputError(
                     f"subscription {row.id!r} joins channels {list(channels)}, which are not all there"
                 )
@@ -357,7 +358,10 @@ class _Revising:
 
     def _grow(self, growth: Growth) -> None:
         if growth:
-            self._channels = changed_channels(self._channels, growth, len(self._old.plan.overlay))
+            self._plan = regrown(self._plan, growth)
+            if growth.without >= 0:
+                self._left.add(growth.without)
+                self._joined.pop(growth.without, None)
 
     def done(self) -> RoutingPlan:
         old = self._old
@@ -368,7 +372,7 @@ class _Revising:
         vacant = np.append(old.vacant, np.zeros(len(self._hosts), dtype=np.bool_))
         for k in self._members.touched:
             vacant[k] = not members.of_class(k)
-        if self._channels is not old.plan.channels or self._by_proxy(host):
+        if self._plan is not old.plan or self._by_proxy(host):
             return RoutingPlan.of_parts(self._rebuilt(host), vacant, members, filters)
         plan = _slim(old.plan, host)
         layout = self._layout(plan, host)
@@ -377,51 +381,34 @@ class _Revising:
     def _by_proxy(self, host: npt.NDArray[np.int32]) -> bool:
         """Whether a class joins a channel by another broker than its own: that may be a new hop."""
         joined = ((k, c) for k, channels in self._joined.items() for c in channels)
-        return any(serving_broker(self._channels[c], int(host[k])) != host[k] for k, c in joined)
+        return any(serving_broker(self._plan.channels[c], int(host[k])) != host[k] for k, c in joined)
 
     def _rebuilt(self, host: npt.NDArray[np.int32]) -> Plan:
         """The plan with its entries, to be laid out anew: trees or hops are others."""
         t = self._old.layout.tables
-        entries = [np.stack((t.entry_class, t.entry_at, t.entry_region, t.entry_channel), axis=1)]
+        old = np.stack((t.entry_class, t.entry_at, t.entry_region, t.entry_channel), axis=1)
+        entries = [old[~np.isin(t.entry_class, list(self._left))] if self._left else old]
         for k, joined in self._joined.items():
-            rows = [(k, serving_broker(self._channels[c], int(host[k])), -1, c) for c in joined]
+            rows = [(k, serving_broker(self._plan.channels[c], int(host[k])), -1, c) for c in joined]
             entries.append(np.array(rows, dtype=np.int32))
         every = np.concatenate(entries)
         every = every[np.lexsort((every[:, 0], every[:, 3]))]
-        ends = np.searchsorted(every[:, 3], np.arange(len(self._channels) + 1))
-        channels = []
-        for c, channel in enumerate(self._channels):
-            mine = every[ends[c] : ends[c + 1], :3]
-            if flows_down(channel) and channel.tree is not None:
-                # vacant classes went with the branch that was pruned, or with the channel
-                mine = mine[np.isin(mine[:, 1], channel.tree.brokers) & (not _is_closed(channel))]
-            channels.append(replace(channel, serves=Serves(*np.ascontiguousarray(mine.T))))
-        plan = self._old.plan
-        classes = Classes.hosts_alone(host, plan.classes.schema)
-        return replace(plan, classes=classes, channels=tuple(channels))
+        ends = np.searchsorted(every[:, 3], np.arange(len(self._plan.channels) + 1))
+        channels = [
+            replace(channel, serves=Serves(*np.ascontiguousarray(every[ends[c] : ends[c + 1], :3].T)))
+            for c, channel in enumerate(self._plan.channels)
+        ]
+        classes = Classes.hosts_alone(host, self._plan.classes.schema)
+        return replace(self._plan, classes=classes, channels=tuple(channels))
 
     def _host(self, k: int) -> int:
         known = self._old.hosts
         return known[k] if k < len(known) else self._hosts[k - len(known)]
 
     def _carried(self, k: int) -> bool:
-        if k in self._joined:
-            return True
-        if k >= len(self._old.hosts):
-            return False
-        t = self._old.layout.tables
-        mine = slice(int(t.class_start[k]), int(t.class_start[k + 1]))
-        return any(
-            not self._is_pruned(int(c), int(at))
-            for c, at in zip(t.entry_channel[mine], t.entry_at[mine], strict=True)
-        )
-
-    def _is_pruned(self, c: int, at: int) -> bool:
-        """Whether an entry went with its branch or its channel."""
-        channel = self._channels[c]
-        if channel is self._old.plan.channels[c] or channel.tree is None:
-            return False
-        return _is_closed(channel) or at not in channel.tree.brokers
+        start = self._old.layout.tables.class_start
+        held = k < len(self._old.hosts) and k not in self._left and start[k] < start[k + 1]
+        return k in self._joined or bool(held)
 
     def _layout(self, plan: Plan, host: npt.NDArray[np.int32]) -> Layout:
         """The old layout with the new classes and entries; trees, hops and rules are the same."""
@@ -458,10 +445,6 @@ class _Revising:
 
 
 _KEPT = ("steiner", "toward")
-
-
-def _is_closed(channel: Channel) -> bool:
-    return channel.admits.content == Holds(Some(()))
 
 
 def _slim(plan: Plan, broker: npt.NDArray[np.int32]) -> Plan:

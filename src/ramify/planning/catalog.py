@@ -16,7 +16,20 @@ from ramify.errors import InputError
 from ramify.planning.plan import Plan
 from ramify.planning.problem import Problem
 from ramify.planning.scheme import Progress, Scheme, silent
-from ramify.planning.schemes import baselines, explicit, hybrid, mult, mult2, portfolio, single, today
+from ramify.planning.schemes import (
+    baselines,
+    explicit,
+    fbr,
+    hybrid,
+    kyra,
+    mbr,
+    mult,
+    mult2,
+    portfolio,
+    semcast,
+    single,
+    today,
+)
 
 __all__ = ["MAIN", "SCHEMES", "make_plan", "parameters", "scheme_from"]
 
@@ -89,10 +102,54 @@ SCHEMES: dict[str, Scheme] = {
         explicit.plan,
         {"lists": True},
     ),
+    "fbr": Scheme("filters on a minimum spanning tree by latency (Siena-like)", fbr.FbrParams, fbr.plan),
+    "mbr": Scheme(
+        "multicast groups of cells, flooded (Riabov et al.)", mbr.MbrParams, mbr.plan, cells=True
+    ),
+    "kyra": Scheme(
+        "cliques, zones and moved subscriptions (Cao and Singh)", kyra.KyraParams, kyra.plan, cells=True
+    ),
+    "kyra-balanced": Scheme(
+        "the same on trees of lower degree", kyra.KyraParams, kyra.plan, {"balance": 100}, cells=True
+    ),
+    "kyra-mbr": Scheme(
+        "moved subscriptions with multicast groups", kyra.KyraParams, kyra.groups_plan, cells=True
+    ),
     "mirror-all": Scheme(
         "everything is copied to every site that has subscribers", today.MirrorParams, today.mirror_all
     ),
     "hub": Scheme("everything goes through one site", today.HubParams, today.hub),
+    "semcast": Scheme(
+        "channels by content, flooded from rendezvous points (SemCast)", semcast.SemcastParams, semcast.plan
+    ),
+    "semcast-merge": Scheme(
+        "the same with overlapping channels made one",
+        semcast.SemcastParams,
+        semcast.plan,
+        {"noise": "never"},
+    ),
+    "semcast-noisemerge": Scheme(
+        "the same with noise channels merged too",
+        semcast.SemcastParams,
+        semcast.plan,
+        {"noise": "merge"},
+        slow=True,
+    ),
+    "semcast-o": Scheme(
+        "the same on centralised Steiner trees", semcast.SemcastParams, semcast.plan, {"trees": "steiner"}
+    ),
+    "semcast-filter": Scheme(
+        "the same with filters at every hop", semcast.SemcastParams, semcast.plan, {"pruned": True}
+    ),
+    "semcast-delay": Scheme(
+        "the same within latency bounds", semcast.SemcastParams, semcast.plan, {"trees": "delay"}
+    ),
+    "semcast-best": Scheme(
+        "the same from the best rendezvous points",
+        semcast.SemcastParams,
+        semcast.plan,
+        {"rendezvous": "best"},
+    ),
 }
 """Complete: there is no other way to add one. `auto` tries them in this order."""
 

@@ -47,10 +47,12 @@ from ramify.errors import InputError, OverlayError, PlanError
 from ramify.network.trees import MeasuredTree, Tree
 from ramify.planning.classes import Classes
 from ramify.planning.demand import Demand
-from ramify.planning.growth import NO_GROWTH, Growth, changed_channels, serving_broker
+from ramify.planning.growth import NO_GROWTH, Growth, Opened, flows_down, regrown, serving_broker, terms
 from ramify.planning.layout import Hops, rooted_tree
-from ramify.planning.plan import AnyOf, Cells, Channel, Everything, Plan, Pruning, Serves, Stamped
+from ramify.planning.plan import AnyOf, Cells, Channel, Everything, Holds, Plan, Pruning, Serves, Stamped
 from ramify.planning.pricing import price
+from ramify.planning.semcast.membership import joined as semcast_joined
+from ramify.planning.semcast.membership import left as semcast_left
 from ramify.planning.tables import BrokerChange, require_same_classes, table_changes
 from ramify.planning.yardstick import GB
 
@@ -150,6 +152,8 @@ def add_subscription(
     if joined:
         revived = joined if plan.classes.vacant[k] else ()
         return _changed(plan, replace(plan, classes=classes), k, revived)
+    if _is_semcast(plan):
+        return _semcast_added(plan, subscription)
     chosen, increase = _place(plan, classes, k, demand, matched)
     made = replace(plan, classes=classes, channels=_joined(plan, classes, k, chosen))
     return _changed(plan, made, k, chosen, increase)
@@ -162,6 +166,10 @@ def delete_subscription(plan: Plan, id_: str) -> Change:
     """
     classes, k = plan.classes.without_subscription(id_)
     left = _carrying(plan, k) if classes.vacant[k] else ()
+    if left and _is_semcast(plan):
+        gone = semcast_left(plan, id_)
+        growth = Growth(without=k, pruned=tuple(gone.removed.items()), closed=gone.vanished)
+        return Change(plan, undo(plan, id_, growth), k, left, growth=growth)
     return _changed(plan, replace(plan, classes=classes), k, left)
 
 
@@ -180,7 +188,7 @@ def redo(
     """
     classes = plan.classes.with_member(subscription, class_id, plan.overlay)
     if growth:
-        plan = replace(plan, channels=changed_channels(plan.channels, growth, len(plan.overlay)))
+        plan = regrown(plan, growth)
     if class_id < len(plan.classes) and _carrying(plan, class_id):
         return replace(plan, classes=classes)
     if channels and not 0 <= min(channels) <= max(channels) < len(plan.channels):
@@ -196,8 +204,7 @@ def undo(plan: Plan, id_: str, growth: Growth = NO_GROWTH) -> Plan:
     Equals `delete_subscription(...).plan` of the same plan.
     """
     classes, _ = plan.classes.without_subscription(id_)
-    channels = changed_channels(plan.channels, growth, len(plan.overlay)) if growth else plan.channels
-    return replace(plan, classes=classes, channels=channels)
+    return replace(regrown(plan, growth) if growth else plan, classes=classes)
 
 
 def replan(old: Plan, new: Plan, demand: Demand, threshold: float) -> Decision:
@@ -274,6 +281,9 @@ def _in_cells(plan: Plan, classes: Classes, k: int) -> tuple[int, ...]:
     """The channels that admit a cell which a class may get events in; its proxy is on the tree of each."""
     assert plan.grid is not None, "a plan that admits cells has a grid"
     host, touched = int(classes.broker[k]), plan.grid.cells_touched(classes.filter_of(k))
+    admitted = [c.admits.content.cells for c in plan.channels if isinstance(c.admits.content, Cells)]
+    if not np.isin(touched, np.concatenate(admitted)).all():
+        raise _must_replan(plan, "no channel admits some of the cells that the subscription asks for")
     found = []
     for c, channel in enumerate(plan.channels):
         content = channel.admits.content
@@ -290,6 +300,45 @@ def _in_cells(plan: Plan, classes: Classes, k: int) -> tuple[int, ...]:
                 raise _must_replan(plan, str(error)) from None
         found.append(c)
     return tuple(found)
+
+
+# --------------------------------------------------------------------------------------------- semcast
+
+
+def _is_semcast(plan: Plan) -> bool:
+    """Whether a plan takes subscriptions as SemCast does: channels by expressions, trees from a root."""
+    if not plan.channels:
+        return plan.scheme.startswith("semcast")
+    return all(isinstance(c.admits.content, Holds) and flows_down(c) for c in plan.channels)
+
+
+def _semcast_added(plan: Plan, subscription: Subscription) -> Change:
+    """It joins the channels of a hierarchy that covers it, or gets one of its own."""
+    if plan.settings.get("trees") == "delay":
+        raise _must_replan(plan, "its trees are made within latency bounds")
+    came = semcast_joined(plan, subscription)
+    k, growth = came.class_id, NO_GROWTH
+    if came.opened is not None:
+        channel = came.plan.channels[came.opened]
+        assert channel.tree is not None
+        assert channel.tree.root is not None
+        links = tuple((int(u), int(v)) for u, v in channel.tree.links.tolist())
+        growth = Growth(opened=(Opened(channel.name, channel.tree.root, links, k, channel.pruning),))
+    elif came.channels:
+        growth = Growth(like=(k, _beside(came.plan, came.reworded, k)), grown=tuple(came.added.items()))
+    made = redo(plan, subscription, k, came.channels, growth)
+    return Change(plan, made, k, came.channels, growth=growth)
+
+
+def _beside(plan: Plan, channels: Sequence[int], k: int) -> int:
+    """Another class of the term that class k has joined."""
+    for c in channels:
+        content = plan.channels[c].admits.content
+        assert isinstance(content, Holds)
+        for term in terms(content.expression):
+            if k in term.classes:
+                return next(other for other in term.classes if other != k)
+    raise AssertionError("a class that is covered joins a term")
 
 
 def _must_replan(plan: Plan, why: str) -> PlanError:

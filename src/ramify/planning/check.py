@@ -338,20 +338,34 @@ def _unreached(plan: Plan, problem: Problem) -> Iterator[str]:
     reaches = [_publishers_of(plan, channel) for channel in plan.channels]
     surely = _surely_reached(plan, reaches)
     by_class: dict[int, list[tuple[int, int]]] | None = None
+    alike, kind = _alike(reaches, len(plan.overlay))
     for k in np.flatnonzero(~surely[:, problem.publishers].all(axis=1)).tolist():
         if plan.classes.vacant[k]:
             continue
         by_class = _entries_by_class(plan) if by_class is None else by_class
         entries = by_class.get(k, [])
         host = int(plan.classes.broker[k])
+        # brokers whose events can enter the same channels are all served, or none is
+        missed: dict[int, str | None] = {}
         for origin in problem.publishers[~surely[k, problem.publishers]].tolist():
             if origin == host:
                 continue
-            missed = _missed(plan, k, entries, [bool(reaches[c][origin]) for c, _ in entries])
-            if missed is not None and _may_match(plan, problem, origin, k):
+            of = int(kind[origin])
+            if of not in missed:
+                missed[of] = _missed(plan, k, entries, [bool(alike[c, of]) for c, _ in entries])
+            if missed[of] is not None and _may_match(plan, problem, origin, k):
                 member, at = plan.classes.members[k][0].id, _name(plan, host)
-                yield f"subscription {member!r} at {at} misses events of {_name(plan, origin)}{missed}"
+                yield f"subscription {member!r} at {at} misses events of {_name(plan, origin)}{missed[of]}"
                 break
+
+
+def _alike(
+    reaches: list["np.typing.NDArray[np.bool_]"], brokers: int
+) -> tuple["np.typing.NDArray[np.bool_]", "np.typing.NDArray[np.intp]"]:
+    """bool[channels, kinds]: which channels events can enter, by kind of broker; int[n]: the kinds."""
+    stacked = np.array(reaches, dtype=np.bool_).reshape(len(reaches), brokers)
+    alike, kind = np.unique(stacked, axis=1, return_inverse=True)
+    return alike, kind.ravel()
 
 
 def _surely_reached(

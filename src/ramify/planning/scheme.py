@@ -41,7 +41,8 @@ class Scheme:
     """A way to make plans.
 
     `params` is a frozen dataclass whose fields have defaults; `preset` are the values that this name of the
-    scheme stands for. `slow` schemes are left out where a quick answer is wanted.
+    scheme stands for. `slow` schemes are left out where a quick answer is wanted. Those with `cells` divide
+    the content space: their demand is to be counted with a grid (`kyra.grids.grid_for`).
     """
 
     summary: str
@@ -49,6 +50,7 @@ class Scheme:
     plan: Callable[[Problem, Any, np.random.Generator, Progress], Plan]
     preset: Mapping[str, Any] = field(default_factory=dict)
     slow: bool = False
+    cells: bool = False
 
 
 def channel(

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ramify.content.filters import Filter
+from ramify.content.space import Grid
 from ramify.errors import InputError
 from ramify.network.overlay import Overlay
 from ramify.planning.adoption import adopt
@@ -20,6 +21,7 @@ from ramify.planning.check import check
 from ramify.planning.classes import Classes
 from ramify.planning.constraints import Rules, broken
 from ramify.planning.demand import Demand
+from ramify.planning.kyra.grids import grid_for
 from ramify.planning.plan_files import read_plan
 from ramify.planning.pricing import MONTH_SECONDS, Price, price
 from ramify.planning.problem import Problem
@@ -27,7 +29,17 @@ from ramify.planning.scheme import Progress, silent
 from ramify.planning.windows import Windows
 from ramify.planning.yardstick import Yardstick
 
-__all__ = ["SHARES", "Comparison", "Study", "check_request", "compare", "prepare", "weights_for"]
+__all__ = [
+    "SHARES",
+    "Comparison",
+    "Study",
+    "check_request",
+    "compare",
+    "grid_for_schemes",
+    "grid_of",
+    "prepare",
+    "weights_for",
+]
 
 SHARES = (0.5, 0.25, 0.25)
 """Training, validation, test."""
@@ -122,12 +134,13 @@ def prepare(
     rules: Rules | None = None,
     sample: float = 1.0,
     hours: float | None = None,
+    grid: Grid | None = None,
 ) -> Study:
     """A study of what was counted: `windows` are training, validation and test (`SHARES`).
 
     `sample` is the share of all published events that the log holds; `hours` the time it spans, where the
-    events' own times do not tell. The events must have been held against the rules' tags. `InputError` when
-    there is no usable event.
+    events' own times do not tell. The events must have been held against the rules' tags, and counted with
+    the grid (`grid_of`) where one is given. `InputError` when there is no usable event.
     """
     _check_scale(sample, hours)
     whole = windows.whole
@@ -146,10 +159,43 @@ def prepare(
         for window in chosen
     )
     problem = Problem.of(
-        overlay, classes, training, attachments, publishers=publishers, advertisements=advertisements
+        overlay,
+        classes,
+        training,
+        attachments,
+        publishers=publishers,
+        advertisements=advertisements,
+        grid=grid,
     )
     log = replace(whole, seconds=seconds, factor=whole.factor / sample)
     return Study(problem, validation, test, log, rules or Rules(), whole.unknown, whole.events, held_back)
+
+
+def grid_of(specs: Sequence[str] | None, today: str, classes: Classes) -> Grid | None:
+    """The grid that events must be counted with for these schemes; None where none of them uses cells.
+
+    That of today's plan where it is a file with one: plans can only be compared on the same cells. Else the
+    attributes that the schemes name, together, or those that the filters suggest.
+    """
+    if _is_file(today):
+        planned = read_plan(today).grid
+        if planned is not None:
+            return planned
+    asked = [] if _is_file(today) else [today]
+    for spec in ["auto"] if specs is None else specs:
+        asked += list(SCHEMES) if spec == "auto" else [spec]
+    return grid_for_schemes(asked, classes)
+
+
+def grid_for_schemes(specs: Iterable[str], classes: Classes) -> Grid | None:
+    """A grid for the schemes among these that divide the content space; None where none does.
+
+    Over the attributes that they name, together, or over those that the filters suggest. `InputError` for
+    an attribute that no filter bounds, for a spec that cannot be read.
+    """
+    dividing = [params for _, scheme, params in map(scheme_from, dict.fromkeys(specs)) if scheme.cells]
+    named = [path for params in dividing if hasattr(params, "paths") for path in params.paths()]
+    return grid_for(classes, named) if dividing else None
 
 
 def compare(

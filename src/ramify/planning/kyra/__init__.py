@@ -1,0 +1,1 @@
+"""What Kyra is made of: cliques, zones, subscription movement, routing trees, rings, drift."""

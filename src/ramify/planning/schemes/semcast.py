@@ -1,0 +1,324 @@
+"""Semantic multicast: channels by content and destinations, no matching inside the overlay (SemCast).
+
+Problem    Carry every event to the brokers that want it over few links, with matching at the first and
+           last broker only.
+Idea       Profiles that contain each other share a channel where that saves (`semcast.hierarchies`);
+           channels that partly overlap are split into what they share and what they do not
+           (`semcast.merging`). Each channel floods a tree of its own from a rendezvous point
+           (`semcast.trees`). The publisher's broker evaluates the channels' expressions and sends one copy
+           to each rendezvous point.
+Guarantee  Every class gets every event that it wants exactly once, seen in the sample or not: the channels
+           that serve it have disjoint expressions whose union holds whenever the class matches.
+Cost       O(sum over events of the square of the profiles matched) to compare profiles and channels, then
+           a part of that per merge; a tree join per channel and destination; a search from every broker.
+           See the modules named above.
+Departures Errata are listed in those modules. `rendezvous="best"` (ours) takes, of the brokers nearest to
+           publishers and destinations, the one with the least total of legs and tree. `trees="steiner"` is
+           the paper's SemCast-O; `trees="delay"` bounds latency: a subscription's bound is end to end, so
+           the worst leg from a broker that may publish is taken off it, and gateways that cannot be reached
+           in time get the fastest path and are named among the settings. `pruned` filters at every hop of
+           the same trees. A leg is the direct link where there is one, else a cheapest path.
+           `paper_cost` among the settings is the paper's own measure on the training window: events times
+           tree links, legs left out.
+
+Reference: O. Papaemmanouil, U. Cetintemel, "SemCast: Semantic Multicast for Content-based Data
+Dissemination".
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from ramify.errors import InputError
+from ramify.network.distances import all_pairs
+from ramify.network.terminals import TerminalSets
+from ramify.planning.plan import (
+    Admission,
+    Channel,
+    ChannelTree,
+    Entry,
+    Holds,
+    Plan,
+    Pruning,
+    Serves,
+)
+from ramify.planning.problem import Problem
+from ramify.planning.scheme import Progress, put_together, silent
+from ramify.planning.semcast.expressions import form, over_classes
+from ramify.planning.semcast.hierarchies import (
+    EdgeEstimate,
+    Hierarchies,
+    build_hierarchies,
+    covering_profiles,
+)
+from ramify.planning.semcast.legs import Legs, directed, legs_to
+from ramify.planning.semcast.merging import Draft, Noise, merge_channels
+from ramify.planning.semcast.statistics import Profiles, Statistics
+from ramify.planning.semcast.trees import GrowingTree, Ways, latencies
+
+__all__ = ["SemcastParams", "plan"]
+
+Rendezvous = Literal["random", "best"]
+Trees = Literal["low-cost", "steiner", "delay"]
+
+CANDIDATES = 24
+"""Brokers that are compared as rendezvous point of a channel, those first that look nearest."""
+SHOWN = 8
+"""Subscriptions that are named when their latency bound cannot be kept."""
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int32]
+Words = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SemcastParams:
+    """How channels and trees are made.
+
+    rendezvous   where trees are rooted: at `random`, or at the `best` broker for a channel
+    trees        `low-cost` joins, centralised `steiner` trees, or joins within a `delay`
+    noise        what merged channels do not share: kept `apart`, free to `merge` on, or `never` split off
+    pruned       filter at every hop of the trees instead of flooding them
+    orders       random orders of joining that edges are estimated with
+    iterations   most merges; `seconds` is their budget of time; none: until no merge saves anything
+    most_terms   hierarchies that one may be entangled with through merges
+    """
+
+    rendezvous: Rendezvous = "random"
+    trees: Trees = "low-cost"
+    noise: Noise = "apart"
+    pruned: bool = False
+    orders: int = 1
+    iterations: int | None = None
+    seconds: float | None = None
+    most_terms: int = 5
+
+    def __post_init__(self) -> None:
+        kinds = {"rendezvous": Rendezvous, "trees": Trees, "noise": Noise}
+        for name, kind in kinds.items():
+            if getattr(self, name) not in get_args(kind):
+                raise InputError(f"{name} = {getattr(self, name)!r}. Allowed: {', '.join(get_args(kind))}.")
+        for name, least, most in (("orders", 1, 64), ("most_terms", 1, 20)):
+            if not least <= getattr(self, name) <= most:
+                raise InputError(f"{name} = {getattr(self, name)}. Allowed: {least} to {most}.")
+        if self.iterations is not None and self.iterations < 0:
+            raise InputError(f"iterations = {self.iterations}. Allowed: 0 or more, or none.")
+        if self.seconds is not None and not self.seconds >= 0:
+            raise InputError(f"seconds = {self.seconds}. Allowed: 0 or more, or none.")
+
+
+def plan(
+    problem: Problem, params: SemcastParams, rng: np.random.Generator, progress: Progress = silent
+) -> Plan:
+    """Hierarchies, merged channels, rendezvous points, trees."""
+    profiles = Profiles.of(problem.classes)
+    seen = Statistics.of_demand(problem.demand, profiles, problem.pattern_weight)
+    estimate = EdgeEstimate(problem.steiner.distance, params.orders, rng)
+    places = _Points(problem, seen)
+    hosts = profiles.hosts(problem.classes)
+    points = rng.integers(len(problem.overlay), size=len(profiles)).astype(np.int32)
+    if params.rendezvous == "best":
+        points = places.best(seen.bits, hosts, seen.rate)
+    progress(0.0, "comparing profiles")
+    made, left_out = _hierarchies(profiles, seen, hosts, estimate, points)
+    progress(0.3, "merging channels")
+    merged = merge_channels(
+        made,
+        seen,
+        estimate,
+        noise=params.noise,
+        iterations=params.iterations,
+        seconds=params.seconds,
+        most_terms=params.most_terms,
+        progress=lambda share, what: progress(0.3 + 0.4 * share, what),
+    )
+    drafts = merged.channels
+    roots = np.array([draft.point for draft in drafts], dtype=np.int32)
+    if params.rendezvous == "best" and len(drafts):
+        bits = np.array([draft.bits for draft in drafts])
+        roots = places.best(bits, [draft.reach.brokers for draft in drafts], seen.weigh(bits))
+    progress(0.7, "growing trees")
+    legs = legs_to(problem.overlay, roots.tolist(), problem.publishers.tolist())
+    trees, refused = _trees(problem, params, drafts, roots, estimate, legs, _classes_of(made, profiles))
+    channels = _channels(problem, params, made, profiles, drafts, roots, trees)
+    settings: dict[str, Any] = {
+        "hierarchies": len(made),
+        "merges": merged.merges,
+        "cut_short": merged.cut_short,
+        "uncompared": left_out,
+        "paper_cost": _paper_cost(seen.weighted(problem.demand.count), drafts, trees),
+    }
+    if params.trees == "delay":
+        settings |= {"refused": len(refused), "refused_subscriptions": ", ".join(refused[:SHOWN])}
+    return put_together("semcast", problem, channels, settings, paths=legs.paths)
+
+
+def _hierarchies(
+    profiles: Profiles,
+    seen: Statistics,
+    hosts: Sequence[Ints],
+    estimate: EdgeEstimate,
+    points: Ints,
+) -> tuple[Hierarchies, int]:
+    """The hierarchies, and how many pairs of filters were too many to compare."""
+    left_out = 0
+
+    def covers(unseen: list[int]) -> dict[int, list[int]]:
+        nonlocal left_out
+        found, left_out = covering_profiles(profiles.filters, unseen)
+        return found
+
+    return build_hierarchies(seen.overlap(), hosts, estimate, points, covers), left_out
+
+
+def _classes_of(made: Hierarchies, profiles: Profiles) -> list[tuple[int, ...]]:
+    """The classes of each hierarchy, ascending."""
+    return [tuple(sorted(k for p in row for k in profiles.classes[p])) for row in made.members]
+
+
+def _channels(
+    problem: Problem,
+    params: SemcastParams,
+    made: Hierarchies,
+    profiles: Profiles,
+    drafts: Sequence[Draft],
+    roots: Ints,
+    trees: Sequence[Ints],
+) -> list[Channel]:
+    n = len(problem.overlay)
+    allowed = None if len(problem.publishers) == n else frozenset(problem.publishers.tolist())
+    entries: dict[int, Entry] = {}
+    for root in np.unique(roots).tolist():
+        targets = np.full(n, -1, dtype=np.int32)
+        targets[problem.publishers] = root
+        entries[root] = Entry(targets)
+    classes = _classes_of(made, profiles)
+    pruning = Pruning.FILTER if params.pruned else Pruning.NONE
+    found = []
+    for c, (draft, links) in enumerate(zip(drafts, trees, strict=True)):
+        served = [k for h in draft.serves for k in classes[h]]
+        kind = ("nested", "hierarchy", "common", "noise")[form(draft.expression)]
+        found.append(
+            Channel(
+                f"{kind} {c}",
+                Admission(Holds(over_classes(draft.expression, classes)), allowed),
+                Serves.at_hosts(served, problem.classes),
+                pruning,
+                ChannelTree(links, int(roots[c])),
+                entries[int(roots[c])],
+            )
+        )
+    return found
+
+
+def _paper_cost(counted: Statistics, drafts: Sequence[Draft], trees: Sequence[Ints]) -> float:
+    """Events times tree links over all channels."""
+    if not drafts:
+        return 0.0
+    events = counted.weigh(np.array([draft.bits for draft in drafts]))
+    return float(events @ np.array([len(links) for links in trees]))
+
+
+# ----------------------------------------------------------------------------------- rendezvous points
+
+
+class _Points:
+    """Finds good rendezvous points."""
+
+    def __init__(self, problem: Problem, seen: Statistics) -> None:
+        self._problem, self._seen = problem, seen
+
+    def best(self, bits: Words, brokers: Sequence[Ints], rate: Floats) -> Ints:
+        """For each set of messages and destinations the broker with the least legs and tree.
+
+        Legs are from the publishers of the messages. `CANDIDATES` brokers are compared exactly (by Steiner
+        trees), those first whose legs and way to the nearest destination take least; ties to the lowest.
+        """
+        problem = self._problem
+        publisher = problem.demand.publisher
+        sources, place = np.unique(publisher, return_inverse=True)
+        if not len(sources):
+            return np.array([each[0] for each in brokers], dtype=np.int32)
+        there = all_pairs(problem.overlay, directed(problem.overlay), sources=sources.tolist()).distance
+        found = np.empty(len(bits), dtype=np.int32)
+        tried: list[tuple[int, Ints]] = []
+        legs: list[Floats] = []
+        for c, row in enumerate(bits):
+            sent = np.unpackbits(row.view(np.uint8), bitorder="little", count=len(publisher)) > 0
+            weight = np.bincount(place[sent], weights=problem.pattern_weight[sent], minlength=len(sources))
+            leg = weight @ there
+            near = problem.steiner.distance[brokers[c]].min(axis=0)
+            # for a channel that carries nothing the nearest is best
+            rough = leg + (rate[c] if rate[c] > 0 else 1.0) * near
+            chosen = np.sort(np.argsort(rough, kind="stable")[:CANDIDATES])
+            tried += [(int(r), brokers[c]) for r in chosen]
+            legs.append(leg[chosen])
+        per = len(chosen) if len(bits) else 1
+        cost = problem.steiner.costs(TerminalSets.of([(r, each.tolist()) for r, each in tried]))
+        for c in range(len(bits)):
+            part = slice(c * per, (c + 1) * per)
+            total = legs[c] + (rate[c] if rate[c] > 0 else 1.0) * cost[part]
+            found[c] = tried[c * per + int(np.argmin(total))][0]
+        return found
+
+
+# ----------------------------------------------------------------------------------------------- trees
+
+
+def _trees(
+    problem: Problem,
+    params: SemcastParams,
+    drafts: Sequence[Draft],
+    roots: Ints,
+    estimate: EdgeEstimate,
+    legs: Legs,
+    classes: Sequence[tuple[int, ...]],
+) -> tuple[list[Ints], list[str]]:
+    """The links of each channel's tree, and the subscriptions whose bound cannot be kept."""
+    if params.trees == "steiner":
+        wanted = [(int(r), d.reach.brokers.tolist()) for r, d in zip(roots, drafts, strict=True)]
+        grown = problem.steiner.trees(TerminalSets.of(wanted))
+        links = np.column_stack((grown.parent, grown.child)).astype(np.int32)
+        return [links[a:b] for a, b in pairwise(grown.start.tolist())], []
+    ways, ms = Ways.of(problem.overlay, problem.steiner), latencies(problem.overlay)
+    found, refused = [], set[str]()
+    for root, draft in zip(roots.tolist(), drafts, strict=True):
+        tree = GrowingTree(root, ways, ms)
+        order = draft.reach.brokers[np.argsort(estimate.rank[0, draft.reach.brokers])].tolist()
+        if params.trees == "low-cost":
+            for gateway in order:
+                tree.join(gateway)
+        else:
+            served = np.array([k for h in draft.serves for k in classes[h]], dtype=np.int64)
+            for gateway in order:
+                _join_within(problem, tree, gateway, served, legs.worst_ms[root], refused)
+        found.append(tree.links())
+    return found, sorted(refused)
+
+
+def _join_within(
+    problem: Problem,
+    tree: GrowingTree,
+    gateway: int,
+    served: npt.NDArray[np.int64],
+    leg_ms: float,
+    refused: set[str],
+) -> None:
+    """One join under the strictest bound of the gateway's classes; notes the subscriptions it refuses."""
+    here = served[problem.classes.broker[served] == gateway]
+    bounds = problem.classes.latency_ms[here]
+    strictest = float(bounds.min())
+    if strictest == np.inf:
+        tree.join(gateway)
+    elif not tree.join_within(gateway, strictest - leg_ms):
+        late = leg_ms + tree.from_root_ms[gateway]
+        for k in here.tolist():
+            refused.update(
+                row.id
+                for row in problem.classes.members[k]
+                if row.latency_ms is not None and row.latency_ms < late
+            )

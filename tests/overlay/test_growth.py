@@ -1,0 +1,153 @@
+"""Channels that grow and are pruned while brokers hold different revisions lose and double nothing."""
+
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from random import Random
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.content.subscriptions import Subscription
+from ramify.errors import PlanError
+from ramify.overlay.header_rules import HeaderRules
+from ramify.overlay.router import Frame, Router
+from ramify.overlay.routing_plan import Added, Removed, Revision, RoutingPlan
+from ramify.overlay.simulator import Simulator
+from ramify.planning.catalog import make_plan
+from ramify.planning.changes import add_subscription, delete_subscription
+from ramify.planning.check import check
+from ramify.planning.demand import Demand
+from ramify.planning.plan import Plan
+from ramify.planning.problem import Problem
+from worlds import FILTERS, GRID, World, worlds
+
+SPECS = ["semcast", "semcast-merge", "semcast-noisemerge", "semcast-filter", "kyra", "kyra-mbr", "mbr"]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[World, list[Plan], list[Revision]]:
+    """A world, the plans that it goes through, and the revision that leads to each from the one before."""
+    world = draw(worlds(7))
+    plans = [make_plan(draw(st.sampled_from(SPECS)), world.problem, 0)]
+    done: list[Revision] = []
+    for i in range(draw(st.integers(1, 6))):
+        plan = plans[-1]
+        known = sorted(plan.classes.class_of)
+        if known and draw(st.booleans()):
+            gone = draw(st.sampled_from(known))
+            change = delete_subscription(plan, gone)
+            done.append(Removed(gone, change.growth))
+        else:
+            broker = draw(st.sampled_from(world.overlay.brokers))
+            spelled = draw(st.sampled_from(FILTERS))
+            row = Subscription(f"n{i}", f"m{i}", broker, **spelled)  # type: ignore[arg-type]
+            try:
+                change = add_subscription(plan, row, Demand.of([]))
+            except PlanError:
+                assert not plan.scheme.startswith("semcast")
+                continue
+            done.append(Added(row, change.class_id, change.channels, change.growth))
+        plans.append(change.plan)
+    return world, plans, done
+
+
+def served(plan: Plan, world: World) -> set[tuple[str, str]]:
+    """(event, subscription) pairs, by plain evaluation."""
+    return {
+        (event.id, row.id)
+        for event in world.events
+        for members in plan.classes.members
+        for row in members
+        if row.parse(plan.classes.schema).holds(event.values)
+    }
+
+
+@settings(max_examples=30)
+@given(histories())
+def test_every_revision_serves_exactly_its_subscriptions(
+    history: tuple[World, list[Plan], list[Revision]],
+) -> None:
+    world, plans, done = history
+    routing = RoutingPlan(plans[0])
+    for plan, change in zip(plans[1:], done, strict=True):
+        problem = Problem.of(
+            world.overlay, plan.classes, Demand.of([]), plan.attachments, grid=plan.grid or GRID
+        )
+        check(plan, problem)
+        found = Simulator(plan, once=True).simulate_events([world.batch]).delivered
+        assert found == Counter(dict.fromkeys(served(plan, world), 1))
+        routing = routing.revised([change])
+        assert mixed(world, plans, [routing], lambda _: 0) == found
+
+
+def mixed(world: World, plans: list[Plan], routings: list[RoutingPlan], choose: object) -> Counter[object]:
+    """Who gets what when each broker, at each of its turns, holds the revision that `choose` gives."""
+    found: Counter[object] = Counter()
+    origin_of = plans[0].origin_of
+    routers = cache(lambda revision, broker: Router(routings[revision], broker))
+    rules = cache(lambda revision, broker: HeaderRules(routings[revision], broker))
+    for row, event in enumerate(world.events):
+        batch = world.batch.take(pa.array([row]))
+        flight: list[tuple[int, int | None, Frame]] = [(origin_of(event.publisher), None, Frame(batch))]
+        steps = 0
+        while flight:
+            steps += 1
+            assert steps < 1_000, "an event goes round and round"
+            broker, sender, frame = flight.pop(0)
+            revision = choose(broker)  # type: ignore[operator]
+            if frame.header is not None and sender is not None:
+                rules(revision, broker).check(world.overlay.brokers[sender], frame.header)
+            routed = routers(revision, broker).route(frame, sender, once=True)
+            flight += [(to, broker, onward) for to, onward in routed.forwards]
+            for delivery in routed.deliveries:
+                for _, ids in routings[revision].receivers(delivery.class_id):
+                    found.update((event.id, id_) for id_ in ids for _ in delivery.rows)
+    return found
+
+
+@settings(max_examples=60)
+@given(histories(), st.integers(0, 1 << 30))
+def test_brokers_with_different_revisions_lose_and_double_nothing(
+    history: tuple[World, list[Plan], list[Revision]], seed: int
+) -> None:
+    """Whoever every revision serves gets each event once, all others at most once."""
+    world, plans, done = history
+    routings = [RoutingPlan(plans[0])]
+    for change in done:
+        routings.append(routings[-1].revised([change]))
+    held = dict.fromkeys(range(len(world.overlay)), 0)
+
+    always = set.intersection(*(served(plan, world) for plan in plans))
+    ever = set.union(*(served(plan, world) for plan in plans))
+    chance = Random(seed)
+
+    def choose(broker: int) -> int:
+        held[broker] = chance.choice([held[broker], chance.randrange(held[broker], len(routings))])
+        return held[broker]
+
+    for _ in range(4):
+        held = dict.fromkeys(held, 0)
+        found = mixed(world, plans, routings, choose)
+        assert all(count == 1 for count in found.values())
+        assert always <= set(found) <= ever
+
+
+def test_an_opened_channel_is_not_rejected_where_it_is_not_known_yet() -> None:
+    """A leg carries the numbers of all channels that an event enters: one that is new costs the others
+    nothing."""
+    from running import seeded_world
+
+    world = seeded_world(2, 5, 8, 30)
+    plan = make_plan("semcast", world.problem, 0)
+    row = Subscription("new", "new", "v1", sql="topic = 'a' OR x > 100")
+    change = add_subscription(plan, row, Demand.of([]))
+    assert change.growth.opened
+    old = RoutingPlan(plan)
+    new = old.revised([Added(row, change.class_id, change.channels, change.growth)])
+    found = mixed(world, [plan], [old, new], lambda broker: int(broker % 2))
+    assert {pair for pair in found if pair[1] != "new"} == served(plan, world)  # type: ignore[index]
+    assert np.array_equal(new.hosts[: len(old.hosts)], old.hosts)
+    assert replace(plan) == plan

@@ -1,0 +1,383 @@
+"""Kyra's plans: Figure 4, routing on any world, what it comes to without cliques, storage, drift."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.content.events import AttributeType, Event, EventSchema, events_to_batch
+from ramify.content.space import Axis, Grid
+from ramify.content.subscriptions import Subscription
+from ramify.errors import InputError
+from ramify.network.examples import kyra_figure_4
+from ramify.network.generators import full_mesh
+from ramify.network.transit_stub import kyra
+from ramify.network.trees import Tree
+from ramify.overlay.simulator import Simulator
+from ramify.planning.catalog import make_plan
+from ramify.planning.check import check
+from ramify.planning.classes import Classes
+from ramify.planning.demand import Demand
+from ramify.planning.kyra.drift import clique_imbalance, drift, proxies_of
+from ramify.planning.kyra.grids import grid_for
+from ramify.planning.kyra.loads import cell_loads, counted_grid
+from ramify.planning.kyra.measures import measures, stored_parts
+from ramify.planning.plan import Cells, Everything, Plan, Pruning
+from ramify.planning.pricing import price
+from ramify.planning.problem import Problem
+from ramify.planning.tally import tally
+from ramify.workloads.catalog import workload_from
+from worlds import GRID, World, worlds
+
+SPECS = (
+    "kyra:max_distance=1000",
+    "kyra:max_distance=1000,ring_limit=1",
+    "kyra:max_distance=1000,ring_limit=3,max_servers=6",
+    "kyra:max_distance=4,trees=2,alpha=1",
+    "kyra:max_distance=12,weight=hops,trees=1",
+    "kyra-balanced:max_distance=3,weight=mean_price",
+    "kyra-mbr:max_distance=1000",
+    "kyra-mbr:max_distance=1000,ring_limit=2,trees=2",
+    "mbr:groups=2",
+    "fbr:weight=mean_price",
+)
+TWO_AXES = Grid((Axis("x", (2, 5, 7)), Axis("topic", ("b", "c"))))
+TEN = Grid((Axis("x", tuple(range(1, 10))),))
+A, B, C, D, E, F, G, H = range(8)
+
+
+# ------------------------------------------------------------------------------------------ any world
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@settings(max_examples=12)
+@given(world=worlds(), grid=st.sampled_from([GRID, TWO_AXES, None]))
+def test_everyone_gets_every_event_once_and_every_message_was_priced(
+    spec: str, world: World, grid: Grid | None
+) -> None:
+    problem = on_grid(world, grid)
+    plan = check(make_plan(spec, problem), problem)
+    assert plan.grid == (None if spec.startswith("fbr") else grid)
+    priced = price(plan, problem.demand)
+    done = Simulator(plan).simulate_events([world.batch])
+    assert set(done.delivered) == world.wanted()
+    assert all(count == 1 for count in done.delivered.values())
+    assert done.repeats == 0
+    for name in ("messages", "payload", "wire", "leg_messages"):
+        np.testing.assert_array_equal(getattr(priced, name), getattr(done, name), err_msg=name)
+    assert priced.matchings == done.matchings
+    assert priced.undelivered == 0
+
+
+@settings(max_examples=60)
+@given(world=worlds(), near=st.sampled_from([0, 1, 4, 1000]), trees=st.integers(1, 5), two=st.booleans())
+def test_each_part_of_a_subscription_is_at_one_proxy_of_its_clique(
+    world: World, near: int, trees: int, two: bool
+) -> None:
+    problem = on_grid(world, TWO_AXES if two else GRID)
+    plan = make_plan(f"kyra:max_distance={near},trees={trees}", problem)
+    grid = plan.grid
+    assert grid is not None
+    every = np.concatenate([np.zeros(0, int), *(cells_of(plan, c) for c in range(len(plan.channels)))])
+    assert sorted(every.tolist()) == list(range(grid.size))  # each cell in one channel, `other` too
+    proxy = proxies_of(plan, problem)
+    clique = [tuple(row) for row in proxy.tolist()]
+    for c, channel in enumerate(plan.channels):
+        cells = cells_of(plan, c)
+        for k, at in zip(channel.serves.classes.tolist(), channel.serves.at.tolist(), strict=True):
+            host = int(problem.classes.broker[k])
+            assert (proxy[host, cells] == at).all()
+            assert clique[at] == clique[host]  # a proxy is of the subscription's own clique
+        wanting = [
+            k for k, f in enumerate(problem.classes.filters) if set(grid.cells_touched(f)) & set(cells)
+        ]
+        assert channel.serves.classes.tolist() == wanting
+        assert channel.tree is not None
+        assert set(np.unique(proxy[:, cells])) <= set(channel.tree.brokers.tolist())
+
+
+@settings(max_examples=40)
+@given(world=worlds())
+def test_cliques_of_one_broker_and_one_tree_are_fbr(world: World) -> None:
+    problem = world.problem
+    single, fbr = make_plan("kyra:max_servers=1,trees=1", problem), make_plan("fbr", problem)
+    one, other = price(single, problem.demand), price(fbr, problem.demand)
+    for name in ("messages", "payload", "wire", "leg_messages", "class_ms"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+    for name in ("matchings", "visits", "waste", "broker_duplicates", "money"):
+        assert getattr(one, name) == getattr(other, name)
+    np.testing.assert_array_equal(one.state.filters, other.state.filters)
+    np.testing.assert_array_equal(stored_parts(single)[0], stored_parts(fbr)[0])
+    sent = [
+        Simulator(plan).simulate_events([world.batch.slice(row, 1)]).messages.tolist()
+        for row in range(world.batch.num_rows)
+        for plan in (single, fbr)
+    ]
+    assert sent[::2] == sent[1::2]
+
+
+def test_a_grid_without_counted_cells_is_refused() -> None:
+    overlay = full_mesh(3)
+    rows = [Subscription("s", "c", overlay.brokers[1], sql="x < 5")]
+    classes = Classes.collapse(rows, overlay, {"x": AttributeType.INT64})
+    problem = Problem.of(overlay, classes, Demand.of([(0, (0,), 1, 1)]), grid=GRID)
+    for spec in ("kyra", "mbr", "kyra-mbr"):
+        with pytest.raises(InputError, match="without it"):
+            make_plan(spec, problem)
+    assert counted_grid(replace(problem, demand=Demand.of([]))) == GRID
+
+
+def test_without_a_grid_there_is_one_zone_and_one_tree() -> None:
+    problem = replace(figure_4()[0], grid=None)
+    plan = check(make_plan("kyra:max_distance=50", problem), problem)
+    assert plan.settings["zones"] == 1
+    assert len(plan.channels) == 1
+    assert isinstance(plan.channels[0].admits.content, Everything)
+    assert plan.channels[0].tree is not None
+    assert len(plan.channels[0].tree.brokers) == 3  # one proxy per clique
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["alpha=steep", "alpha=-1", "trees=0", "max_servers=0", "straddle=-1", "max_distance=-2", "balance=0"],
+)
+def test_parameters_are_checked(bad: str) -> None:
+    with pytest.raises(InputError, match="Allowed"):
+        make_plan(f"kyra:{bad}", figure_4()[0])
+
+
+def test_zones_are_cut_by_the_attributes_named() -> None:
+    problem = figure_4()[0]
+    assert make_plan("kyra:attributes=x", problem).settings["attributes"] == "x"
+    with pytest.raises(InputError, match="counted by x"):
+        make_plan("kyra:attributes=y", problem)
+
+
+def test_balanced_trees_spare_the_busiest_broker() -> None:
+    """Degrees are counted over all trees; a longer way is the price."""
+    overlay = kyra(3, brokers=60)
+    workload = workload_from("kyra:zipf:values=200,events=2000", overlay, 1)
+    classes = Classes.collapse(workload.subscriptions, overlay, workload.schema.attributes)
+    grid = grid_for(classes)
+    demand = tally(workload.batches(), classes, overlay, workload.attachments, grid=grid)
+    problem = Problem.of(overlay, classes, demand, workload.attachments, grid=grid)
+    found = {}
+    for spec in ("kyra", "kyra-balanced"):
+        plan = make_plan(spec, problem)
+        trees = {channel.tree for channel in plan.channels if channel.tree is not None}
+        degree = np.bincount(np.concatenate([tree.links.ravel() for tree in trees]))
+        found[spec] = degree.max(), price(plan, demand).node_stress.max()
+    assert found["kyra-balanced"][0] < found["kyra"][0]
+    assert found["kyra-balanced"][1] < found["kyra"][1]
+
+
+# ------------------------------------------------------------------------------------------- Figure 4
+
+
+@cache
+def figure_4() -> tuple[Problem, tuple[Event, ...]]:
+    """The example's proxy subscriptions, each at the first server of its clique; events 0..9, once each."""
+    example = kyra_figure_4()
+    first = {server: clique[0] for clique in example.cliques for server in clique}
+    rows = [
+        Subscription(
+            f"s{proxy}", f"c{proxy}", first[proxy], sql=f"x IN ({', '.join(map(str, sorted(xs)))})"
+        )
+        for proxy, xs in example.proxy_subscriptions.items()
+        if xs
+    ]
+    schema = EventSchema({"x": AttributeType.INT64})
+    classes = Classes.collapse(rows, example.overlay, schema.attributes)
+    events = tuple(Event(id=f"e{x}", publisher="A", attributes={"x": x}, size_bytes=100) for x in range(10))
+    demand = tally([events_to_batch(events, schema)], classes, example.overlay, {}, grid=TEN)
+    return Problem.of(example.overlay, classes, demand, grid=TEN), events
+
+
+@cache
+def figure_4_plan() -> Plan:
+    problem, _ = figure_4()
+    return check(make_plan("kyra:max_distance=50,alpha=0.6101", problem), problem)
+
+
+def test_figure_4_has_the_printed_cliques_zones_and_proxies() -> None:
+    example, (problem, _) = kyra_figure_4(), figure_4()
+    proxy = proxies_of(figure_4_plan(), problem)
+    names = example.overlay.brokers
+    for clique in example.cliques:
+        for server in clique:
+            low, high = example.server_zones[server]
+            for x in range(10):
+                at = names[proxy[example.overlay.index[clique[0]], x]]
+                assert (at == server) == (low <= x <= high)
+    served = {
+        (problem.classes.spelled[k].id, names[at])
+        for channel in figure_4_plan().channels
+        for k, at in zip(channel.serves.classes.tolist(), channel.serves.at.tolist(), strict=True)
+    }
+    assert served == {(f"s{proxy}", proxy) for proxy, xs in example.proxy_subscriptions.items() if xs}
+
+
+def test_figure_4_has_the_printed_trees() -> None:
+    example = kyra_figure_4()
+    index = example.overlay.index
+    plan = figure_4_plan()
+    for tree, (low, high) in example.tree_zones.items():
+        wanted = {frozenset((index[a], index[b])) for a, b in example.tree_links[tree]}
+        for c, channel in enumerate(plan.channels):
+            cells = set(cells_of(plan, c).tolist()) - {TEN.size - 1}
+            inside = {x for x in cells if low <= x <= high}
+            assert not inside or inside == cells
+            if inside:
+                assert channel.tree is not None
+                assert {frozenset(link) for link in channel.tree.links.tolist()} == wanted
+
+
+def test_figure_4_routes_event_9_from_c_along_t2_to_h() -> None:
+    """C is the proxy in the publisher's clique, H in that of the subscriber, F the subscriber's own."""
+    problem, _ = figure_4()
+    simulator = Simulator(figure_4_plan())
+    (k,) = [k for k, row in enumerate(problem.classes.spelled) if row.id == "sH"]
+    simulator.publish(A, 9, (k,), event="nine")
+    ends, sent = problem.overlay.ends, simulator.result.messages
+    crossed = {
+        (int(ends[link, way]), int(ends[link, 1 - way])) for link, way in np.argwhere(sent > 0).tolist()
+    }
+    assert crossed == {(A, C), (C, H), (H, F)}
+    assert sent.sum() == 3
+    assert set(simulator.result.delivered) == {("nine", "sH")}
+
+
+def test_figure_4_stores_each_part_once_a_tree() -> None:
+    """t0 has parts at A, D and F; t1 at E and G; t2 at C and H. Sub-zones of one tree count once."""
+    parts, known = stored_parts(figure_4_plan())
+    assert parts.tolist() == [3, 2, 2, 5, 4, 3, 2, 2]
+    assert known.tolist() == [3, 2, 2, 5, 4, 3, 2, 2]
+    found = measures(price(figure_4_plan(), figure_4()[0].demand))
+    assert found.storage_share == pytest.approx(np.mean(parts) / 7)
+    assert found.nru > 0
+    assert found.node_stress.shape == (8,)
+
+
+# ------------------------------------------------------------------------------------ storage and drift
+
+
+@settings(max_examples=30)
+@given(world=worlds(), spec=st.sampled_from(["kyra:max_distance=1000", "kyra:max_distance=3,trees=3"]))
+def test_a_server_stores_what_routing_needs_and_no_more_than_its_trees(world: World, spec: str) -> None:
+    plan = make_plan(spec, world.problem)
+    parts, known = stored_parts(plan)
+    needed = price(plan, world.demand).state
+    assert (known >= needed.filters).all()
+    for broker in range(len(world.overlay)):
+        triples = {
+            (channel.tree, k, at)
+            for channel in plan.channels
+            if channel.tree is not None and broker in channel.tree.brokers
+            for k, at in zip(channel.serves.classes.tolist(), channel.serves.at.tolist(), strict=True)
+        }
+        assert parts[broker] == len(triples)
+
+
+@settings(max_examples=40)
+@given(world=worlds(), near=st.sampled_from([0, 3, 1000]), grid=st.sampled_from([GRID, None]))
+def test_processing_counts_the_servers_that_an_event_meets_on_its_tree(
+    world: World, near: int, grid: Grid | None
+) -> None:
+    """By hand: from the proxy of the publisher's clique along the tree to every proxy with a match."""
+    problem = on_grid(world, grid)
+    plan = make_plan(f"kyra:max_distance={near}", problem)
+    demand, met = problem.demand, 0
+    for i in range(len(demand)):
+        origin, cell = int(demand.publisher[i]), max(int(demand.cell[i]), 0)
+        (c,) = [c for c in range(len(plan.channels)) if grid is None or cell in cells_of(plan, c)]
+        channel = plan.channels[c]
+        assert channel.tree is not None
+        served = dict(zip(channel.serves.classes.tolist(), channel.serves.at.tolist(), strict=True))
+        ends = {served[k] for k in demand[i].tolist() if problem.classes.broker[k] != origin}
+        tree = Tree.of_links(len(world.overlay), channel.tree.links, channel.entry.target(origin))
+        visited = {tree.root}
+        for end in ends:
+            while end not in visited:
+                visited.add(end)
+                end = int(tree.parent[end])
+        met += int(demand.count[i]) * len(visited)
+    found = measures(price(plan, demand)).processing
+    assert found == pytest.approx(met / demand.events if demand.events else 0.0)
+
+
+def test_processing_is_not_told_of_plans_that_flood_or_have_many_trees() -> None:
+    problem, _ = figure_4()
+    for spec in ("mbr", "broadcast", "per-source", "unicast"):
+        assert measures(price(make_plan(spec, problem), problem.demand)).processing is None
+    fbr = price(make_plan("fbr", problem), problem.demand)
+    assert measures(fbr).processing == fbr.matchings_per_event
+
+
+@settings(max_examples=30)
+@given(world=worlds(), near=st.sampled_from([1, 4, 1000]))
+def test_the_same_statistics_move_nothing(world: World, near: int) -> None:
+    spec = f"kyra:max_distance={near},alpha=0.6101"
+    plan = make_plan(spec, world.problem)
+    found = drift(plan, make_plan(spec, world.problem, 5), world.problem, 0.6101)
+    assert (found.moved, found.cells) == (0, 0)
+    assert found.before == found.after
+    assert found.of == len(world.subscriptions)
+
+
+def test_zones_follow_what_is_published() -> None:
+    """All events at one end: the zones there shrink, and load is even again."""
+    problem, _ = figure_4()
+    old = figure_4_plan()
+    later = Demand.of(
+        [(A, problem_matches(problem, x), 100 if x < 3 else 1, 0) for x in range(10)], cells=range(10)
+    )
+    shifted = replace(problem, demand=later)
+    new = make_plan("kyra:max_distance=50,alpha=0.6101", shifted)
+    found = drift(old, new, shifted, 0.6101)
+    assert found.moved > 0
+    assert found.of == 7
+    assert found.after < found.before
+    was, now = proxies_of(old, shifted), proxies_of(new, shifted)
+    moved = {
+        row.id
+        for k, row in enumerate(problem.classes.spelled)
+        for cell in TEN.cells_touched(problem.classes.filters[k]).tolist()
+        if was[problem.classes.broker[k], cell] != now[problem.classes.broker[k], cell]
+    }
+    assert found.moved == len(moved)
+    assert clique_imbalance(now, cell_loads(shifted, TEN, 0.6101)) == found.after
+
+
+def test_drift_needs_plans_with_proxies_on_the_same_grid() -> None:
+    problem, _ = figure_4()
+    plan = figure_4_plan()
+    for other in (make_plan("fbr", problem), make_plan("mst", problem), replace(plan, grid=GRID)):
+        with pytest.raises(InputError, match="plan"):
+            drift(plan, other, problem, 1.0)
+    with pytest.raises(InputError, match="one zone"):
+        drift(plan, plan, replace(problem, grid=None), 1.0)
+    entered = replace(make_plan("fbr", problem), grid=TEN)
+    with pytest.raises(InputError, match="no proxies"):
+        drift(plan, entered, problem, 1.0)
+
+
+# --------------------------------------------------------------------------------------------- helpers
+
+
+def on_grid(world: World, grid: Grid | None) -> Problem:
+    demand = tally([world.batch], world.classes, world.overlay, world.attachments, grid=grid)
+    return Problem.of(world.overlay, world.classes, demand, world.attachments, grid=grid)
+
+
+def cells_of(plan: Plan, c: int) -> np.ndarray:
+    content = plan.channels[c].admits.content
+    assert plan.grid is not None
+    assert plan.channels[c].pruning is Pruning.FILTER
+    return content.cells if isinstance(content, Cells) else np.arange(plan.grid.size)
+
+
+def problem_matches(problem: Problem, x: int) -> list[int]:
+    return [k for k, filter_ in enumerate(problem.classes.filters) if filter_.holds({"x": x})]

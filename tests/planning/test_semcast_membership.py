@@ -1,0 +1,217 @@
+"""Subscriptions that come and go on SemCast plans, with one coordinator or several: nobody is left out."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.content.subscriptions import Subscription
+from ramify.errors import InputError, PlanError
+from ramify.overlay.simulator import Simulator
+from ramify.planning.catalog import SCHEMES, make_plan
+from ramify.planning.check import check
+from ramify.planning.plan import Holds, Match, Plan, evaluate
+from ramify.planning.plan_files import decode_plan, encode_plan
+from ramify.planning.pricing import price
+from ramify.planning.problem import Problem
+from ramify.planning.semcast.coordinators import Coordinators
+from ramify.planning.semcast.membership import joined, left, ways_for
+from ramify.planning.tally import tally
+from worlds import FILTERS, SCHEMA, World, worlds
+
+NAMES = ("semcast", "semcast-merge", "semcast-noisemerge", "semcast-filter", "semcast-delay")
+changes = st.lists(
+    st.tuples(st.integers(0, 8), st.integers(0, len(FILTERS) - 1), st.booleans()), max_size=8
+)
+
+
+def require_right(plan: Plan, world: World) -> None:
+    """It is sound, delivers the world's events to all that want them, once, and is priced as it runs."""
+    demand = tally([world.batch], plan.classes, world.overlay, world.attachments)
+    check(plan, Problem.of(world.overlay, plan.classes, demand, plan.attachments))
+    filters = {row.id: row.parse(SCHEMA.attributes) for rows in plan.classes.members for row in rows}
+    wanted = {
+        (event.id, id_)
+        for event in world.events
+        for id_, filter_ in filters.items()
+        if filter_.holds(event.values)
+    }
+    done = Simulator(plan).simulate_events([world.batch])
+    assert set(done.delivered) == wanted
+    assert all(count == 1 for count in done.delivered.values())
+    assert done.repeats == 0
+    priced = price(plan, demand)
+    assert priced.undelivered == 0
+    np.testing.assert_array_equal(priced.messages, done.messages)
+
+
+def require_leaves_are_gateways(plan: Plan) -> None:
+    for channel in plan.channels:
+        assert channel.tree is not None
+        links = channel.tree.links
+        degree = np.bincount(links.ravel(), minlength=len(plan.overlay))
+        ends = set(np.flatnonzero(degree == 1).tolist()) - {channel.tree.root}
+        assert ends <= set(channel.serves.at.tolist())
+
+
+@settings(max_examples=50)
+@given(world=worlds(7), steps=changes, name=st.sampled_from(NAMES), seed=st.integers(0, 3))
+def test_any_changes_leave_a_plan_that_serves_everyone_once(
+    world: World, steps: list[tuple[int, int, bool]], name: str, seed: int
+) -> None:
+    plan = make_plan(name, world.problem, seed)
+    ways = ways_for(plan)
+    for number, (broker, which, leave) in enumerate(steps):
+        known = sorted(plan.classes.class_of)
+        before = plan
+        if leave and known:
+            change = left(plan, known[(broker * 7 + which) % len(known)])
+            assert change.opened is None
+            assert not change.added
+        else:
+            host = world.overlay.brokers[broker % len(world.overlay)]
+            row = Subscription(f"n{number}", f"nc{number}", host, **FILTERS[which])  # type: ignore[arg-type]
+            change = joined(plan, row, ways)
+            assert not change.removed
+            assert not change.vanished
+        plan = change.plan
+        require_right(plan, world)
+        require_leaves_are_gateways(plan)
+        assert len(plan.channels) == len(before.channels) + (change.opened is not None)
+        for c, channel in enumerate(before.channels):
+            now = plan.channels[c]
+            assert channel.tree is not None
+            assert now.tree is not None
+            had = {(int(a), int(b)) for a, b in channel.tree.links}
+            has = {(int(a), int(b)) for a, b in now.tree.links}
+            assert has - had == set(change.added.get(c, ()))
+            assert had - has == set(change.removed.get(c, ()))
+            assert (channel.admits != now.admits) == (c in change.reworded)
+            assert (set(channel.serves.classes.tolist()) != set(now.serves.classes.tolist())) <= (
+                c in change.channels or c in change.vanished
+            )
+        for c in change.vanished:
+            gone = plan.channels[c]
+            assert gone.admits.content == Holds(Match(()))
+            assert len(gone.serves) == 0
+            assert gone.tree is not None
+            assert len(gone.tree.links) == 0
+    assert decode_plan(encode_plan(plan)).channels == plan.channels
+
+
+def test_a_covered_profile_joins_noise_channels_too() -> None:
+    from test_semcast_scheme import _shared_problem
+
+    problem = _shared_problem()
+    seed = next(s for s in range(20) if make_plan("semcast", problem, s).settings["merges"])
+    plan = make_plan("semcast", problem, seed)
+    row = Subscription("new", "new", problem.overlay.brokers[5], sql="x < 3")
+    change = joined(plan, row)
+    assert change.channels == (0, 1)
+    assert change.opened is None
+    assert sorted(change.reworded) == [0, 1, 2]
+    for matched, channel in (({2, 0}, 1), ({2, 0, 1}, 0)):
+        admitted = [
+            c
+            for c, each in enumerate(change.plan.channels)
+            if isinstance(each.admits.content, Holds) and evaluate(each.admits.content.expression, matched)
+        ]
+        assert admitted == [channel]
+    opened = joined(plan, Subscription("o", "o", problem.overlay.brokers[5], sql="topic = 'z'"), point=3)
+    assert opened.opened == 3
+    assert opened.added == {3: ((3, 4), (4, 5))}
+
+
+def test_what_cannot_be_changed_is_refused() -> None:
+    from test_semcast_scheme import _shared_problem
+
+    problem = _shared_problem()
+    plan = make_plan("semcast", problem, 0)
+    with pytest.raises(InputError, match="exists already"):
+        joined(plan, Subscription("s0", "c0", problem.overlay.brokers[10], sql="x < 6"))
+    with pytest.raises(InputError, match="no subscription"):
+        left(plan, "nobody")
+    with pytest.raises(PlanError, match="mst"):
+        left(make_plan("mst", problem, 0), "s0")
+
+
+# ---------------------------------------------------------------------------------------- coordinators
+
+ATTRIBUTES = tuple(SCHEMA.attributes)
+
+
+def coordinators(world: World, owner: list[int], seed: int = 0) -> Coordinators:
+    count = max(owner) + 1
+    shares = [[name for name, i in zip(ATTRIBUTES, owner, strict=True) if i == one] for one in range(count)]
+    return Coordinators(
+        world.overlay,
+        SCHEMA.attributes,
+        shares,
+        SCHEMES["semcast"],
+        attachments=world.attachments,
+        seed=seed,
+    )
+
+
+@settings(max_examples=40)
+@given(
+    world=worlds(6),
+    owner=st.lists(st.integers(0, 2), min_size=3, max_size=3),
+    cut=st.integers(0, 10),
+    gone=st.sets(st.integers(0, 9)),
+)
+def test_however_attributes_are_shared_the_channels_are_those_of_one_coordinator(
+    world: World, owner: list[int], cut: int, gone: set[int]
+) -> None:
+    alone, shared = coordinators(world, [0, 0, 0]), coordinators(world, owner)
+    for one in (alone, shared):
+        for number, row in enumerate(world.subscriptions):
+            if number == cut:
+                for event in world.events:
+                    one.sample(world.overlay.index[world.attachments[event.publisher]], event.values, 3)
+                one.reorganise()
+                require_right(one.plan, world)
+            one.subscribe(row)
+            require_right(one.plan, world)
+        for number in sorted(gone):
+            if number < len(world.subscriptions):
+                one.unsubscribe(world.subscriptions[number].id)
+        require_right(one.plan, world)
+        for event in world.events:
+            one.sample(world.overlay.index[world.attachments[event.publisher]], event.values, 3)
+        one.reorganise()
+        require_right(one.plan, world)
+    assert encode_plan(alone.plan) == encode_plan(shared.plan)
+    for one in shared.each:
+        for filter_ in one.filters.values():
+            assert not filter_.paths or one.attributes & filter_.paths
+
+
+@settings(max_examples=20)
+@given(world=worlds(5))
+def test_a_coordinator_may_be_down_as_long_as_another_keeps_what_it_kept(world: World) -> None:
+    one = coordinators(world, [0 if name == "topic" else 1 for name in ATTRIBUTES])
+    both = Subscription("both", "cb", world.overlay.brokers[0], sql="topic = 'a' AND x = 1")
+    only = Subscription("only", "co", world.overlay.brokers[0], sql="topic = 'b'")
+    one.subscribe(both, down=[0])
+    one.reorganise(down=[0])
+    require_right(one.plan, world)
+    with pytest.raises(InputError, match="no responsible coordinator"):
+        one.subscribe(only, down=[0])
+    one.subscribe(only)
+    with pytest.raises(InputError, match="'only' is kept only by"):
+        one.reorganise(down=[0])
+
+
+def test_shares_that_leave_something_open_are_refused() -> None:
+    from test_semcast_scheme import _shared_problem
+
+    overlay = _shared_problem().overlay
+    scheme = SCHEMES["semcast"]
+    with pytest.raises(InputError, match="two owners"):
+        Coordinators(overlay, SCHEMA.attributes, [["x"], ["x"]], scheme)
+    with pytest.raises(InputError, match="no coordinator"):
+        Coordinators(overlay, SCHEMA.attributes, [], scheme)
+    one = Coordinators(overlay, SCHEMA.attributes, [["topic"]], scheme)
+    with pytest.raises(InputError, match="nobody owns attribute 'x'"):
+        one.subscribe(Subscription("s", "c", overlay.brokers[0], sql="x = 1"))

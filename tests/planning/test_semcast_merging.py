@@ -1,0 +1,252 @@
+"""Channel expressions and merging: nobody is left out, nobody gets anything twice, after every merge."""
+
+from functools import reduce
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.network.distances import all_pairs
+from ramify.network.overlay import Overlay
+from ramify.planning.plan import All, Expression, Match, Not, Some, evaluate
+from ramify.planning.semcast.expressions import (
+    ChannelTable,
+    common,
+    form,
+    hierarchy,
+    noise,
+    over_classes,
+    sampled,
+    terms,
+)
+from ramify.planning.semcast.hierarchies import EdgeEstimate, Hierarchies
+from ramify.planning.semcast.merging import Draft, merge_channels, merges
+from ramify.planning.semcast.statistics import Statistics
+from worlds import overlays
+
+NOISE = ("apart", "merge", "never")
+
+expressions = st.recursive(
+    st.sets(st.integers(0, 4), min_size=1, max_size=2).map(lambda h: Match(tuple(sorted(h)))),
+    lambda part: (
+        st.lists(part, max_size=3).map(lambda given: All(tuple(given)))
+        | st.lists(part, max_size=3).map(lambda given: Some(tuple(given)))
+        | part.map(Not)
+        | st.tuples(part, part).map(lambda two: common(*two))
+        | st.tuples(part, part).map(lambda two: noise(*two))
+    ),
+    max_leaves=6,
+)
+
+
+conjunctions = st.sets(st.integers(0, 4), min_size=1, max_size=3).map(
+    lambda h: reduce(common, [hierarchy(each) for each in sorted(h)])
+)
+printed = conjunctions | st.tuples(conjunctions, conjunctions).map(lambda two: noise(*two))
+"""The paper's three forms."""
+
+
+@st.composite
+def states(draw: st.DrawFn) -> tuple[Hierarchies, Statistics, EdgeEstimate]:
+    """Hierarchies with any overlaps, on any overlay: one profile each."""
+    overlay: Overlay = draw(overlays(8, symmetric=True))
+    count = draw(st.integers(0, 6))
+    rows = draw(st.lists(st.sets(st.integers(0, max(count - 1, 0))), max_size=30)) if count else []
+    start = np.cumsum([0, *map(len, rows)])
+    weight = draw(st.lists(st.integers(1, 9), min_size=len(rows), max_size=len(rows)))
+    seen = Statistics.of_rows(count, start, [p for row in rows for p in sorted(row)], weight)
+    n = len(overlay)
+    estimate = EdgeEstimate(all_pairs(overlay, "hops").distance, draw(st.integers(1, 2)), _rng())
+    hosts = [draw(st.sets(st.integers(0, n - 1), min_size=1)) for _ in range(count)]
+    points = np.array([draw(st.integers(0, n - 1)) for _ in range(count)], dtype=np.int32)
+    made = Hierarchies(
+        np.full(count, -1, dtype=np.int32),
+        np.arange(count, dtype=np.int32),
+        tuple((p,) for p in range(count)),
+        points,
+        tuple(estimate.reach(sorted(own)) for own in hosts),
+    )
+    return made, seen, estimate
+
+
+def _rng() -> np.random.Generator:
+    return np.random.default_rng(5)
+
+
+def subsets(count: int) -> list[frozenset[int]]:
+    return [frozenset(h for h in range(count) if mask >> h & 1) for mask in range(1 << count)]
+
+
+def carried(channels: tuple[Draft, ...], want: frozenset[int]) -> list[int]:
+    """The hierarchies that get a message which exactly these want, as often as they do."""
+    return sorted(h for each in channels if evaluate(each.expression, want) for h in each.serves)
+
+
+# ----------------------------------------------------------------------------------------- expressions
+
+
+@given(a=expressions, b=expressions)
+def test_common_and_noise_split_what_two_admit(a: Expression, b: Expression) -> None:
+    for want in subsets(5):
+        in_a, in_b = evaluate(a, want), evaluate(b, want)
+        assert evaluate(common(a, b), want) == (in_a and in_b)
+        assert evaluate(noise(a, b), want) == (in_a and not in_b)
+
+
+@given(
+    given_=st.lists(printed | expressions, min_size=1, max_size=6),
+    members=st.lists(st.sets(st.integers(0, 69), min_size=1), min_size=5, max_size=5),
+    matched=st.sets(st.integers(0, 69)),
+)
+def test_one_message_by_bitsets_is_as_by_definition(
+    given_: list[Expression], members: list[set[int]], matched: set[int]
+) -> None:
+    table = ChannelTable.of(given_, [sorted(row) for row in members], 70)
+    want = frozenset(h for h, row in enumerate(members) if row & matched)
+    assert table.channels(sorted(matched)) == [
+        c for c, expression in enumerate(given_) if evaluate(expression, want)
+    ]
+
+
+@given(expression=expressions, rows=st.lists(st.sets(st.integers(0, 4)), max_size=90))
+def test_a_sample_is_evaluated_message_by_message(expression: Expression, rows: list[set[int]]) -> None:
+    start = np.cumsum([0, *map(len, rows)])
+    seen = Statistics.of_rows(5, start, [p for row in rows for p in sorted(row)], np.ones(len(rows)))
+    everything = Statistics.of_rows(
+        1, np.arange(len(rows) + 1), np.zeros(len(rows)), np.ones(len(rows))
+    ).bits[0]
+    bits = sampled(expression, seen.bits, everything)
+    found = np.unpackbits(bits.view(np.uint8), bitorder="little")
+    assert found[: len(rows)].tolist() == [evaluate(expression, frozenset(row)) for row in rows]
+    assert not found[len(rows) :].any()
+
+
+@given(
+    expression=expressions,
+    owners=st.lists(st.integers(0, 4), max_size=9),
+    matched=st.sets(st.integers(0, 8)),
+)
+def test_over_classes_a_hierarchy_is_any_of_its_own(
+    expression: Expression, owners: list[int], matched: set[int]
+) -> None:
+    classes = [tuple(k for k, h in enumerate(owners) if h == own) for own in range(5)]
+    want = frozenset(owners[k] for k in matched if k < len(owners))
+    assert evaluate(over_classes(expression, classes), matched) == evaluate(expression, want)
+
+
+def test_the_three_forms_are_told_apart() -> None:
+    e = [hierarchy(h) for h in range(4)]
+    pair = common(e[0], e[1])
+    assert [form(e[0]), form(pair), form(common(pair, e[2])), form(noise(pair, e[2]))] == [1, 2, 2, 3]
+    assert form(noise(e[2], pair)) == 3
+    assert form(noise(noise(e[0], e[1]), e[2])) == form(noise(e[3], noise(e[0], e[1]))) == 0
+    assert form(All(())) == 0
+    assert terms(noise(e[3], noise(e[0], e[1]))) == {0, 1, 3}
+
+
+# --------------------------------------------------------------------------------------------- merging
+
+
+@pytest.mark.parametrize("kind", NOISE)
+@settings(max_examples=60)
+@given(state=states())
+def test_after_every_merge_everyone_gets_what_they_want_once(
+    kind: str, state: tuple[Hierarchies, Statistics, EdgeEstimate]
+) -> None:
+    """For every message that can be, seen or not: what it reached before, it reaches after, once."""
+    made, seen, estimate = state
+    count = len(made)
+    steps = list(merges(made, seen, estimate, noise=kind, most_terms=6))[:12]  # type: ignore[arg-type]
+    for channels in steps:
+        for want in subsets(count):
+            got = carried(channels, want)
+            assert len(set(got)) == len(got)
+            if kind == "never":
+                assert want <= set(got)
+            else:
+                assert got == sorted(want)
+        for each in channels:
+            exact = sampled(each.expression, seen.bits, _everything(seen))
+            assert np.array_equal(each.bits, exact)
+            assert each.rate == pytest.approx(seen.weigh(exact[None, :])[0])
+            assert set(each.reach.brokers.tolist()) == {
+                int(b) for h in each.serves for b in made.reach[h].brokers
+            }
+    for before, after in pairwise(steps):
+        assert cost(after) < cost(before)
+
+
+def _everything(seen: Statistics) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    return (np.packbits(seen.weight > 0, bitorder="little")).view(np.uint64)
+
+
+def cost(channels: tuple[Draft, ...]) -> float:
+    return sum(each.rate * each.edges for each in channels)
+
+
+@pytest.mark.parametrize("kind", NOISE)
+@settings(max_examples=60)
+@given(state=states())
+def test_each_merge_is_the_one_that_saves_most(
+    kind: str, state: tuple[Hierarchies, Statistics, EdgeEstimate]
+) -> None:
+    """Every pair that may merge is priced anew, by building what it would become."""
+    made, seen, estimate = state
+    steps = list(merges(made, seen, estimate, noise=kind, most_terms=6))[:8]  # type: ignore[arg-type]
+    may: list[Draft] = list(steps[0])
+    for before, after in pairwise(steps):
+        best = max(
+            (saving(a, b, kind, estimate, seen) for i, b in enumerate(may) for a in may[:i]), default=0
+        )
+        assert cost(before) - cost(after) == pytest.approx(best)
+        gone = {id(each) for each in before} - {id(each) for each in after}
+        fresh = [each for each in after if id(each) not in {id(old) for old in before}]
+        assert len(gone) == 2
+        assert len(fresh) == (1 if kind == "never" else 3)
+        may = [each for each in may if id(each) not in gone] + (fresh if kind == "merge" else fresh[:1])
+    if len(steps) < 8:
+        left = [saving(a, b, kind, estimate, seen) for i, b in enumerate(may) for a in may[:i]]
+        assert max(left, default=0) <= 1e-9
+
+
+def saving(a: Draft, b: Draft, kind: str, estimate: EdgeEstimate, seen: Statistics) -> float:
+    shared = float(seen.weigh((a.bits & b.bits)[None, :])[0])
+    if not shared:
+        return 0.0
+    lead = a if a.rate >= b.rate else b
+    edges = estimate.edges(estimate.reach([*a.reach.brokers, *b.reach.brokers]), lead.point)
+    now = a.rate * a.edges + b.rate * b.edges
+    if kind == "never":
+        return now - (a.rate + b.rate - shared) * edges
+    return now - shared * edges - (a.rate - shared) * a.edges - (b.rate - shared) * b.edges
+
+
+@settings(max_examples=40)
+@given(state=states(), most=st.integers(1, 4))
+def test_no_hierarchy_is_entangled_with_more_than_asked(
+    state: tuple[Hierarchies, Statistics, EdgeEstimate], most: int
+) -> None:
+    made, seen, estimate = state
+    for kind in ("apart", "merge"):
+        found = merge_channels(made, seen, estimate, noise=kind, most_terms=most, iterations=20)  # type: ignore[arg-type]
+        for h in range(len(made)):
+            named = frozenset().union(*(terms(c.expression) for c in found.channels if h in c.serves))
+            assert len(named) <= max(most, 1)
+
+
+@settings(max_examples=30)
+@given(state=states(), most=st.integers(0, 3))
+def test_budgets_stop_early_and_say_so(
+    state: tuple[Hierarchies, Statistics, EdgeEstimate], most: int
+) -> None:
+    made, seen, estimate = state
+    whole = merge_channels(made, seen, estimate, most_terms=6)
+    part = merge_channels(made, seen, estimate, most_terms=6, iterations=most)
+    assert part.merges == min(most, whole.merges)
+    assert part.cut_short == (whole.merges > most)
+    assert not whole.cut_short
+    hurried = merge_channels(made, seen, estimate, most_terms=6, seconds=0.0)
+    assert hurried.merges == 0
+    assert len(hurried.channels) == len(made)
