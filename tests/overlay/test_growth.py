@@ -10,8 +10,10 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramify.content.events import Event
 from ramify.content.subscriptions import Subscription
 from ramify.errors import PlanError
+from ramify.network.overlay import Link, Overlay
 from ramify.overlay.header_rules import HeaderRules
 from ramify.overlay.router import Frame, Router
 from ramify.overlay.routing_plan import Added, Removed, Revision, RoutingPlan
@@ -19,10 +21,22 @@ from ramify.overlay.simulator import Simulator
 from ramify.planning.catalog import make_plan
 from ramify.planning.changes import add_subscription, delete_subscription
 from ramify.planning.check import check
+from ramify.planning.classes import Classes
 from ramify.planning.demand import Demand
-from ramify.planning.plan import Plan
+from ramify.planning.growth import Growth
+from ramify.planning.plan import (
+    Admission,
+    Channel,
+    ChannelTree,
+    Entry,
+    Holds,
+    Match,
+    Plan,
+    Pruning,
+    Serves,
+)
 from ramify.planning.problem import Problem
-from worlds import FILTERS, GRID, World, worlds
+from worlds import FILTERS, GRID, SCHEMA, World, worlds
 
 SPECS = ["semcast", "semcast-merge", "semcast-noisemerge", "semcast-filter", "kyra", "kyra-mbr", "mbr"]
 
@@ -133,6 +147,35 @@ def test_brokers_with_different_revisions_lose_and_double_nothing(
         found = mixed(world, plans, routings, choose)
         assert all(count == 1 for count in found.values())
         assert always <= set(found) <= ever
+
+
+def test_a_broker_that_came_back_by_another_way_takes_events_from_its_parent_alone() -> None:
+    """The branch a - b was pruned and b joined again below r. While a holds the old revision, it still sends
+    to b, and b must not take the event twice."""
+    names = ["r", "a", "b"]
+    links = [Link.symmetric(u, v, 1.0) for u, v in (("r", "a"), ("a", "b"), ("r", "b"))]
+    overlay = Overlay.build("three", names, links)
+    rows = [Subscription(n, n, n, sql="x >= 0") for n in ("a", "b")]
+    classes = Classes.collapse(rows, overlay, SCHEMA.attributes)
+    channel = Channel(
+        "one",
+        Admission(Holds(Match((0, 1)))),
+        Serves.at_hosts([0, 1], classes),
+        Pruning.NONE,
+        ChannelTree(np.array([[0, 1], [1, 2]], dtype=np.int32), 0),
+        Entry.to(0, 3),
+    )
+    events = (Event(id="e", publisher="r", attributes={"x": 1}, size_bytes=1),)
+    world = World(overlay, tuple(rows), {}, events)
+    old = RoutingPlan(Plan("semcast", overlay, classes, (channel,)))
+    left = old.revised([Removed("b", Growth(without=1, pruned=((0, ((1, 2),)),)))])
+    again = replace(rows[1], id="b again")
+    grown = Growth(like=(1, 0), grown=((0, ((0, 2),)),))
+    new = left.revised([Added(again, 1, (0,), grown)])
+    plans = [Plan("semcast", overlay, classes, (channel,))]
+    assert mixed(world, plans, [old, new], lambda broker: 0 if broker == 1 else 1) == Counter(
+        {("e", "a"): 1, ("e", "b again"): 1}
+    )
 
 
 def test_an_opened_channel_is_not_rejected_where_it_is_not_known_yet() -> None:

@@ -129,15 +129,11 @@ class Layout:
 
     def uses(self, *kinds: Pruning) -> bool:
         """Whether some channel prunes in one of these ways."""
-        return any(channel.pruning in kinds for channel in self.plan.channels)
+        return not self._prunings.isdisjoint(kinds)
 
-    def uses_routes(self) -> bool:
-        """Whether some channel sends by next hops: destination lists, and copies without a tree."""
-        return any(
-            channel.pruning is Pruning.DESTINATIONS
-            or (channel.pruning is Pruning.COPIES and channel.tree is None)
-            for channel in self.plan.channels
-        )
+    @cached_property
+    def _prunings(self) -> frozenset[Pruning]:
+        return frozenset(channel.pruning for channel in self.plan.channels)
 
 
 def layout_of(plan: Plan) -> Layout:

@@ -7,7 +7,6 @@ stays bounded however large the demand.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ __all__ = ["Crossings", "Rides", "Walker"]
 
 MOST_CROSSINGS = 4_000_000
 """Crossings that a chunk has room for; a single pattern that needs more gets it."""
+_FIRST_PATTERNS, _MOST_PATTERNS = 1_024, 65_536
 
 _rides: Any = ride_kernels  # mypy cannot count the arguments of calls with starred tuples
 _crossings: Any = crossing_kernels
@@ -83,12 +83,22 @@ class Walker:
         self._destinations, self._spare = _ints(n + 1), _ints(n + 1)
 
     def chunks(self, demand: Demand) -> Iterator[Rides]:
-        """The rides of a demand, a bounded number of patterns at a time."""
-        first = 0
+        """The rides of a demand, so many patterns at a time that what they cross stays in bounds.
+
+        How many that are is learnt on the way: the worst case would be far off where few of many channels
+        admit an event.
+        """
+        first, step = 0, _FIRST_PATTERNS
         while first < len(demand):
-            last = min(len(demand), first + self._patterns_at_once(demand, first))
-            yield self.rides(demand, first, last)
+            last = min(len(demand), first + step)
+            rides = self.rides(demand, first, last)
+            share = self._room(rides) / MOST_CROSSINGS
+            if share > 1 and last - first > 1:
+                step = max(1, int((last - first) / (2 * share)))
+                continue
+            yield rides
             first = last
+            step = min(2 * step, _MOST_PATTERNS) if share < 0.25 else step
 
     def rides(self, demand: Demand, first: int, last: int) -> Rides:
         """Which channels carry which patterns, stamped ones chosen."""
@@ -131,26 +141,6 @@ class Walker:
             pattern, hop, header = pattern[order], hop[order], header[order]
         legs = self._legs(demand, rides, matchings)
         return Crossings(pattern, hop, header, legs, reach_ms, reach_hops, int(matchings[0]))
-
-    def _patterns_at_once(self, demand: Demand, first: int) -> int:
-        """How many patterns from `first` on surely fit: every ride may cross every link of its tree."""
-        ride = self._brokers + 1
-        length = np.diff(demand.start[first : first + 65_536 + 1])
-        # Each entry may bring a notification; copies and lists cross up to n - 1 links per destination.
-        per_entry = self._entries_per_class.max(initial=0) * length
-        separate = self._layout.uses(Pruning.COPIES, Pruning.DESTINATIONS)
-        worst = per_entry * (ride if separate else 1) + ride * np.minimum(
-            per_entry + self._open_channels, len(self._tables.pruning)
-        )
-        return max(1, int(np.searchsorted(np.cumsum(worst), MOST_CROSSINGS)))
-
-    @cached_property
-    def _entries_per_class(self) -> Longs:
-        return np.diff(self._tables.class_start)
-
-    @cached_property
-    def _open_channels(self) -> int:
-        return int(np.diff(self._tables.open_start).max(initial=0))
 
     def _room(self, rides: Rides) -> int:
         """Crossings that these rides may need at most."""

@@ -1,0 +1,1 @@
+"""Matchmaking, planned: which direction of which tree link carries advertisements, which subscriptions."""
