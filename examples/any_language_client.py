@@ -47,6 +47,8 @@ async def publish(connection: Nats, client: str, event: dict[str, Any]) -> int:
         "Content-Type": "application/cloudevents+json",
     }
     answer = await request(connection, f"ramify.publish.{client}", json.dumps(event).encode(), headers)
+    if "error" in answer:  # a full stream, for one: nothing was stored
+        raise SystemExit(f"not published: {answer['error']['description']}")
     return int(answer["seq"])
 
 

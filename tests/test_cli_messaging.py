@@ -1,6 +1,7 @@
 """`ramify pub` and `ramify sub`: what a user gets, against a real server."""
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Awaitable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TypeVar
 
 import pytest
@@ -20,7 +22,12 @@ sys.path.insert(0, str(Path(__file__).parent / "overlay"))
 from lane_server import LaneServer
 
 from ramify.cli import app
-from ramify.overlay.live.frames import decode_events
+from ramify.cli.messaging import _lines, as_published
+from ramify.content.flatten import FieldMapping
+from ramify.overlay.live.clients import Client
+from ramify.overlay.live.control import Answer
+from ramify.overlay.live.frames import decode_events, encode_events
+from ramify.overlay.live.intake import ARROW_TYPE, Published, take_in
 from ramify.overlay.live.names import token
 
 T = TypeVar("T")
@@ -118,6 +125,53 @@ def test_pub_publishes_lines_and_names_the_bad_ones(behind: Behind, tmp_path: Pa
     assert [decode_events(data).column("id").to_pylist() for _, data, _ in stored] == [["1", "2"]] * 2
 
 
+def test_pub_of_the_same_again_says_that_it_was_accepted_before(behind: Behind, tmp_path: Path) -> None:
+    place = ("pub", "--dir", str(tmp_path), "--client", "alice")
+    lines = '{"id": "1", "x": 1}\n{"id": "2", "x": 2}\n'
+    _, said = behind.told(*place, given=lines)
+    assert said.split() == ["published", "2", "events"]
+    _, said = behind.told(*place, given=lines)
+    assert "published 2 events, 2 of them were accepted before and are not delivered again" in said
+    _, said = behind.told(*place, given='{"id": "3"}\n')
+    assert "before" not in said
+    assert len(behind.run(behind.at.published())) == 2
+
+
+def test_sub_prints_events_as_they_were_published() -> None:
+    plain = {
+        "id": "e1",
+        "time": "2026-03-01T09:00:00Z",
+        "type": "order.created",
+        "customer": {"tier": "gold"},
+    }
+    event = {
+        "specversion": "1.0",
+        "id": "e2",
+        "source": "s",
+        "type": "ramify.event",
+        "data": {"type": "own"},
+    }
+    for given, wanted in (
+        (plain | {"publisher": "shop"}, plain | {"publisher": "bob"}),
+        (event, event | {"publisher": "bob"}),
+    ):
+        (part,) = _lines(io.BytesIO(json.dumps(given).encode()), FieldMapping())
+        taken, _ = take_in([Published("bob", encode_events(part.batch), ARROW_TYPE, None, 0)])
+        assert taken is not None
+        assert as_published(taken, 0) == wanted
+
+
+def test_brokers_that_are_late_are_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    answer = Answer(ok=True, missing={f"v{i}": "not heard of" for i in range(9)})
+    Client._warn(SimpleNamespace(name="alice"), "the end of s", answer)  # type: ignore[arg-type]
+    (warning,) = caplog.messages
+    assert "v0: not heard of" in warning
+    assert "and 6 more" in warning
+    caplog.clear()
+    Client._warn(SimpleNamespace(name="alice"), "the end of s", Answer(ok=True))  # type: ignore[arg-type]
+    assert not caplog.messages
+
+
 def test_pub_takes_cloudevents_and_names_what_has_no_id(behind: Behind, tmp_path: Path) -> None:
     event = {"specversion": "1.0", "id": "1", "source": "s", "type": "t", "data": {"x": 1}}
     place = ("--dir", str(tmp_path), "--client", "alice")
@@ -189,6 +243,8 @@ def test_ctrl_c_ends_sub_and_a_subscription_without_id_with_it(behind: Behind, t
         _, said = process.communicate(timeout=LIMIT_S)
         assert (process.returncode, said) == (0, "")
         assert [asked.op for asked in behind.at.asked] == ["subscribe", "unsubscribe"]
+        # a moment for the brokers to know it: without, all of them would be reported as late
+        assert behind.at.asked[-1].wait_s >= 1
     finally:
         timer.cancel()
         process.kill()

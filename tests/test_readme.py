@@ -1,13 +1,21 @@
 """README.md is true: its Python runs, its commands exist, its links lead somewhere."""
 
+import asyncio
+import importlib.util
+import json
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from ramify.cli import app
+from ramify.cli.messaging import as_published
+from ramify.content.events import batch_to_events
+from ramify.content.readers import read_events
+from ramify.content.sql import parse_sql
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -30,6 +38,33 @@ def test_the_commands_work(command: str, monkeypatch: pytest.MonkeyPatch) -> Non
     result = CliRunner().invoke(app, words)
     # the example log holds one bad event and one bad subscription on purpose
     assert result.exit_code == (1 if "examples/events.ndjson" in words else 0), result.output
+
+
+def test_the_live_example_publishes_what_it_subscribes_to() -> None:
+    (sql,) = re.findall(r'ramify sub --dir \S+ --client \w+ --sql "(.*)"', README)
+    (file,) = re.findall(r"ramify pub --dir \S+ --client \w+ (\S+)", README)
+    (part,) = read_events(ROOT / file)
+    assert not part.rejected
+    wanted = [event for event in batch_to_events(part.batch) if parse_sql(sql, {}).holds(event.attributes)]
+    assert len(wanted) == 2
+    # printed as they are, not wrapped
+    assert [as_published(part.batch, row)["type"] for row in (0, 1)] == ["order.created"] * 2
+
+
+def test_the_example_of_a_client_tells_of_a_publish_that_was_refused() -> None:
+    spec = importlib.util.spec_from_file_location("example", ROOT / "examples" / "any_language_client.py")
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    answer = {"error": {"code": 503, "err_code": 10077, "description": "maximum bytes exceeded"}}
+
+    class Full:
+        async def request(self, *_: object, **__: object) -> SimpleNamespace:
+            return SimpleNamespace(data=json.dumps(answer).encode())
+
+    with pytest.raises(SystemExit, match="not published: maximum bytes exceeded"):
+        asyncio.run(example.publish(Full(), "alice", {"source": "s", "id": "1"}))
 
 
 def test_the_make_targets_exist() -> None:

@@ -6,7 +6,8 @@
     │   ├── SchemaError             attribute types that contradict each other or the data
     │   ├── OverlayError            a graph that cannot be used
     │   │   └── DisconnectedError   brokers that cannot reach each other
-    │   └── PlanError               a plan that cannot be used, or breaks a rule
+    │   ├── PlanError               a plan that cannot be used, or breaks a rule
+    │   └── PlacementError          users that were not placed within the brokers' capacities
     ├── LimitError                  a bound that protects the process was reached
     ├── SparkError                  Spark cannot start, cannot be reached, or a job failed
     └── LiveError                   a server, broker or coordinator of the live overlay cannot do its part
@@ -25,6 +26,7 @@ __all__ = [
     "LimitError",
     "LiveError",
     "OverlayError",
+    "PlacementError",
     "PlanError",
     "RamifyError",
     "SchemaError",
@@ -121,6 +123,20 @@ class PlanError(InputError):
         more = len(self.faults) - 5
         lines = [what, *(f"  {fault}" for fault in self.faults[:5])]
         super().__init__("\n".join(lines + ([f"  and {more} more"] if more > 0 else [])), path=path)
+
+
+class PlacementError(InputError):
+    """Users that were not placed within the brokers' capacities.
+
+    `missing` is how much capacity they lack, in the unit of the demand, `users` who they are. `proven`
+    says that no placement exists; otherwise an algorithm gave up, and another may find one.
+    """
+
+    def __init__(self, reason: str, *, missing: float, users: Iterable[str], proven: bool) -> None:
+        self.missing = missing
+        self.users = tuple(users)
+        self.proven = proven
+        super().__init__(reason)
 
 
 class LimitError(RamifyError):

@@ -150,7 +150,7 @@ def test_brokers_with_different_revisions_lose_and_double_nothing(
 
 
 def test_a_broker_that_came_back_by_another_way_takes_events_from_its_parent_alone() -> None:
-    """The branch a - b was pruned and b joined again below r. While a holds the old revision, it still sends
+    """The branch a - b was pruned, b joined again below r. While a holds the old revision, it still sends
     to b, and b must not take the event twice."""
     names = ["r", "a", "b"]
     links = [Link.symmetric(u, v, 1.0) for u, v in (("r", "a"), ("a", "b"), ("r", "b"))]

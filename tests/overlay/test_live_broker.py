@@ -16,8 +16,7 @@ class Buffer:
 
     def __init__(self, *numbers: int, sequence: int = 0) -> None:
         self.buffer = deque(
-            Pulled(sequence or n, "ramify.publish.a", {"L": str(n)}, bytes(4), "")
-            for n in numbers
+            Pulled(sequence or n, "ramify.publish.a", {"L": str(n)}, bytes(4), "") for n in numbers
         )
         self.all_wanted = False
 

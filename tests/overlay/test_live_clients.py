@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter, deque
@@ -29,6 +30,7 @@ from ramify.overlay.live.client import LaneClient, LaneReader
 from ramify.overlay.live.clients import (
     Client,
     ExistsError,
+    LostPositionError,
     NotEverywhereError,
     Place,
     RefusedFilterError,
@@ -334,6 +336,57 @@ def test_a_position_behind_what_was_acknowledged_is_an_error(
     on_server(tmp_path, scenario)
 
 
+def test_a_position_beyond_the_end_of_the_lane_is_an_error_and_nothing_is_lost(tmp_path: Path) -> None:
+    async def scenario(at: LaneServer) -> None:
+        with pytest.raises(LostPositionError, match="ends at 0, before the position 7"):
+            async with at.client() as client:
+                await anext(client.deliveries(after=7))
+        for k in range(5):
+            await at.deliver(["alice/s"], f"e{k}")
+        async with at.client() as client:
+            with pytest.raises(LostPositionError, match="ends at 5, before the position 1000") as raised:
+                await anext(client.deliveries(after=1000))
+            assert (raised.value.position, raised.value.last) == (1000, 5)
+        async with at.client(after=6) as client:
+            with pytest.raises(LostPositionError):
+                await anext(client.subscribe("x = 1", id="s"))
+        async with at.client() as client:
+            found = []
+            async for delivered in client.deliveries():
+                found.append(delivered.number)
+                if delivered.number == 5:
+                    break
+            assert found == [1, 2, 3, 4, 5]
+        async with at.client() as client:
+            lane = client.deliveries(after=5)
+            waiting = asyncio.ensure_future(anext(lane))
+            await at.deliver(["alice/s"], "e5")
+            assert (await waiting).number == 6
+
+    on_server(tmp_path, scenario)
+
+
+def test_a_server_that_comes_back_with_less_is_noticed_by_a_reader(tmp_path: Path) -> None:
+    async def scenario(at: LaneServer) -> None:
+        for k in range(3):
+            await at.deliver(["alice/s"], f"e{k}")
+        async with at.client() as client:
+            lane = client.deliveries()
+            for _ in range(3):
+                await anext(lane)
+            waiting = asyncio.ensure_future(anext(lane))
+            await at.own.close()
+            await at.server.stop()
+            shutil.rmtree(at.server.config.store / "jetstream")
+            await at.start()
+            await at.deliver(["alice/s"], "new")
+            with pytest.raises(LostPositionError, match="ends at 1, before the position 3"):
+                await waiting
+        assert (await at.consumer())["ack_floor"]["stream_seq"] == 0  # type: ignore[index]
+
+    on_server(tmp_path, scenario)
+
+
 class Scrambled:
     """A puller whose first messages come in any order, some never; after a reset all come, in order."""
 
@@ -368,7 +421,7 @@ def test_whatever_comes_first_each_number_is_taken_once_and_in_order(first: list
     """At most `held` deliveries are unacknowledged at any time; never one that was not taken is."""
 
     async def scenario() -> None:
-        wire = SimpleNamespace(stats={"reconnects": 0}, is_closed=False)
+        wire = SimpleNamespace(stats={"reconnects": 0}, is_closed=False, request=_end_at(6))
         reader = LaneReader(LaneClient("c", wire), after=0)  # type: ignore[arg-type]
         puller = Scrambled(first, last=6)
         reader._puller = puller  # type: ignore[assignment]
@@ -393,9 +446,18 @@ async def _yes() -> bool:
     return True
 
 
+def _end_at(number: int) -> Callable[..., Awaitable[object]]:
+    """What the server says of a lane that ends there."""
+
+    async def request(subject: str, data: bytes, timeout: float) -> object:
+        return SimpleNamespace(headers={"L": str(number)})
+
+    return request
+
+
 def test_a_gap_is_closed_by_a_reset_alone() -> None:
     async def scenario() -> None:
-        wire = SimpleNamespace(stats={"reconnects": 0}, is_closed=False)
+        wire = SimpleNamespace(stats={"reconnects": 0}, is_closed=False, request=_end_at(3))
         reader = LaneReader(LaneClient("c", wire), after=0)  # type: ignore[arg-type]
         puller = Scrambled([2, 3], last=3)
         reader._puller = puller  # type: ignore[assignment]

@@ -145,7 +145,7 @@ def children_of(pid: int) -> list[int]:
     return [int(text) for text in found.stdout.split()]
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_however_up_ends_all_that_it_started_ends(tmp_path: Path, how: signal.Signals) -> None:
     with ramify_up(tmp_path / "data") as process:
         running = json.loads((tmp_path / "data" / "running.json").read_bytes())

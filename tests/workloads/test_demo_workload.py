@@ -10,6 +10,11 @@ from ramify.content.sql import parse_sql
 from ramify.network.clouds import cloud_regions
 from ramify.network.generators import ring
 from ramify.network.overlay import Link, Overlay
+from ramify.planning.catalog import make_plan
+from ramify.planning.classes import Classes
+from ramify.planning.pricing import price
+from ramify.planning.problem import Problem
+from ramify.planning.tally import tally
 from ramify.workloads.demo import TYPES, DemoParams, generate
 
 OVERLAY = cloud_regions()
@@ -80,6 +85,35 @@ def test_names_with_quotes_make_filters_that_parse() -> None:
             assert any(parse_sql(row.sql or "").holds(event) for event in events), row
         elif row.pattern is not None:
             parse_pattern(row.pattern)
+
+
+NIGHT = generate(OVERLAY, DemoParams(stand_ins=8), 1)
+
+
+def test_at_night_the_quietest_regions_publish_what_all_did() -> None:
+    day, night = WORKLOAD.events(0, 5_000), NIGHT.events(0, 5_000)
+    assert night.drop_columns("publisher").equals(day.drop_columns("publisher"))
+    assert NIGHT.subscriptions == WORKLOAD.subscriptions
+    assert NIGHT.attachments == WORKLOAD.attachments
+    quiet = np.argsort(-WORKLOAD.arrays["traffic"], kind="stable")[-8:]
+    at = {NIGHT.attachments[str(name)] for name in night.column("publisher").to_pylist()}
+    assert at == {OVERLAY.brokers[i] for i in quiet}
+    everybody = generate(OVERLAY, DemoParams(stand_ins=1_000), 1)
+    assert len(set(everybody.events(0, 5_000).column("publisher").to_pylist())) > 40
+
+
+def test_the_night_makes_a_plan_for_the_day_worse_than_one_for_itself() -> None:
+    """What the demonstration shows is due to the change of traffic: the same scheme, planned anew."""
+    classes = Classes.collapse(WORKLOAD.subscriptions, OVERLAY, WORKLOAD.schema.attributes)
+    attached = dict(WORKLOAD.attachments)
+    day, seen, later = (
+        tally([made.events(start, 2_000)], classes, OVERLAY, attached)
+        for made, start in ((WORKLOAD, 0), (NIGHT, 0), (NIGHT, 4_000))
+    )
+    old, new = (
+        make_plan("portfolio", Problem.of(OVERLAY, classes, demand, attached)) for demand in (day, seen)
+    )
+    assert price(new, later).cost < 0.95 * price(old, later).cost
 
 
 def test_the_number_of_subscriptions_is_a_parameter() -> None:

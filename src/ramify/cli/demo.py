@@ -2,8 +2,9 @@
 
 Owns the story. First the day: generated and counted by the pipeline, planned, compared. Then the plan runs:
 brokers for all regions on this machine, clients that replay events and count what reaches them, and for
-every link what was sent against what was predicted. Then traffic moves, the coordinator sees it in its
-samples and installs a cheaper plan under load. At the end every event is accounted for by its id.
+every link what was sent against what was predicted. Then traffic moves, which the plan was not made for;
+the coordinator sees it in its samples and installs a plan of the same kind for it under load. Both are held
+against each other on the same kind of traffic, and every event is accounted for by its id.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ from ramify.errors import InputError, LiveError
 from ramify.network.overlay import Overlay
 from ramify.network.specs import overlay_from
 from ramify.overlay.live.client import LaneClient
-from ramify.overlay.live.control import Status
+from ramify.overlay.live.control import LinkCount, Status
 from ramify.overlay.live.directory import Directory
 from ramify.overlay.live.frames import encode_events
 from ramify.overlay.live.intake import ARROW_TYPE, Published, take_in
@@ -57,9 +58,16 @@ __all__: list[str] = []
 
 _PLAN = Path("build/demo-plan.json")
 _DIRECTORY = Path("build/demo")
-_SAMPLED = 0.25
-_REPLAN_EVERY_S = 12.0
-_SCHEMES = ("mult", "portfolio", "explicit")
+# few events are published here; where there are many a small share of them tells enough
+_SAMPLED = 1.0
+_REPLAN_EVERY_S = 15.0
+_WINDOW_S = 60.0
+_LEAST_EVENTS = 2_000
+# of traffic that is still mixed with that of the day: what is saved of the night alone is more
+_THRESHOLD = 0.06
+_STAND_INS = 8
+# those whose trees brokers hold: made for a demand, so there is something to adapt when that changes
+_SCHEMES = ("portfolio", "mult", "single")
 _BATCH = 25
 _LIMIT_S = 240.0
 
@@ -83,7 +91,7 @@ def demo(
         Path("build").mkdir(exist_ok=True)
     _plan_the_day(overlay, workload, events, seed, write)
     if live:
-        drifted = workload_from(f"demo:events={events}", overlay, seed + 1)
+        drifted = workload_from(f"demo:events={events},stand_ins={_STAND_INS}", overlay, seed)
         asyncio.run(_Story(overlay, workload, drifted, replayed, directory).run())
 
 
@@ -103,21 +111,24 @@ def _plan_the_day(overlay: Overlay, workload: Workload, events: int, seed: int, 
 
 @dataclass(frozen=True)
 class _Replay:
-    """What a replay did: money for payload over links, as predicted for its plan and as measured."""
+    """What a replay did: money for payload over links, as predicted for its plan and as measured.
+
+    `links` has (measured, predicted) messages for each direction of each link; `otherwise` is the predicted
+    money of the plan to hold it against, on the same events.
+    """
 
     events: int
     predicted: float
     measured: float
-    messages: int
-    predicted_messages: int
+    links: tuple[tuple[int, int], ...]
     wire_bytes: int
     payload_bytes: int
     seconds: float
+    otherwise: float
 
-    @property
-    def per_million(self) -> float:
-        """Measured money for a million events."""
-        return 1e6 * self.measured / self.events
+    def per_million(self, money: float) -> float:
+        """Money of this replay, for a million such events."""
+        return 1e6 * money / self.events
 
 
 class _Story:
@@ -130,18 +141,21 @@ class _Story:
         self._classes = Classes.collapse(workload.subscriptions, overlay, workload.schema.attributes)
         self._attached = dict(workload.attachments)
         self._matcher = Matcher(self._classes.filters)
-        self._morning = _first(workload.batches(), replayed)
-        self._evening = _first(drifted.batches(), 2 * replayed)
+        self._plan = self._best(_first(workload.batches(), workload.event_count))
+        self._day = _first(workload.batches(), replayed)
         self._replayed = replayed
-        self._plan = self._made(self._morning)
+        self._night = _first(drifted.batches(), drifted.event_count)
         self._wanted: Counter[tuple[str, str]] = Counter()
         self._got: Counter[tuple[str, str]] = Counter()
         self._clients: dict[str, LaneClient] = {}
 
-    def _made(self, events: Sequence[pa.RecordBatch]) -> Plan:
-        return make_plan(
-            "mult", Problem.of(self._overlay, self._classes, self._demand(events), self._attached)
-        )
+    def _best(self, events: Sequence[pa.RecordBatch]) -> Plan:
+        """The plan that is cheapest on the half of the day that it was not made for."""
+        half = (len(events) + 1) // 2
+        made_for, judged = self._demand(events[:half]), self._demand(events[half:] or events)
+        problem = Problem.of(self._overlay, self._classes, made_for, self._attached)
+        plans = [make_plan(spec, problem) for spec in _SCHEMES]
+        return min(plans, key=lambda plan: price(plan, judged).cost)
 
     def _demand(self, events: Iterable[pa.RecordBatch]) -> Demand:
         return tally(events, self._classes, self._overlay, self._attached)
@@ -177,29 +191,33 @@ class _Story:
         say(f"and beside it:  ramify status --dir {where}")
 
     async def _tell(self, store: Store) -> None:
-        first = await self._replay(store, self._morning, self._plan, "morning")
+        old = self._plan
         say(
-            f"\nPlan mult, made for this morning: {len(self._plan.channels)} trees, held by the brokers. "
-            f"{first.events:,} events replayed in {first.seconds:.0f} s."
+            f"They route by {old.scheme}, the cheapest for the day of schemes whose trees brokers hold "
+            f"({len(old.channels)} here).\nexplicit writes its way into each event: no trees to adapt."
         )
+        first = await self._replay(store, self._day, old, old, "day")
+        say(f"\nThe day: {first.events:,} events, replayed in {first.seconds:.0f} s.")
         _compare(first)
-        half = len(self._evening) // 2
-        second = await self._replay(store, self._evening[:half], self._plan, "evening")
-        say("\nThe traffic moves: other regions are busy now. The same plan on the new traffic:")
+        before = max(each.epoch for each in (await look(store)).epochs)
+        parts = _cuts(self._night, self._replayed)
+        second = await self._replay(store, parts[0], old, old, "night")
+        say(f"\nThe night: {_STAND_INS} quiet regions publish for all the others. The plan of the day:")
         _compare(second)
         say(
             f"Brokers sample {100 * _SAMPLED:.0f} % of what is published; every {_REPLAN_EVERY_S:.0f} s "
-            "the coordinator has the pipeline count the samples and weighs new plans."
+            "the coordinator has the pipeline count the samples of the last minute and weighs new plans."
         )
-        decided, plan = await self._until_replanned(store)
-        say(f"[bold]Re-planned while events flowed:[/bold] {decided}")
-        third = await self._replay(store, self._evening[half:], plan, "night")
-        say(f"\nThe new plan, {plan.scheme}, on the same kind of traffic:")
+        decided, new = await self._until_replanned(store, before, parts[1:-1] or parts)
+        say(f"[bold]Re-planned while events flowed:[/bold] {old.scheme} -> {new.scheme}, {decided}")
+        third = await self._replay(store, parts[-1], new, old, "late")
+        say("\nMore of the night, by the plan that was made for it:")
         _compare(third)
-        saved = 1 - third.per_million / second.per_million
+        was, now = third.per_million(third.otherwise), third.per_million(third.measured)
         say(
-            f"[bold]Measured for a million events: ${second.per_million:.4f} before, "
-            f"${third.per_million:.4f} after: {100 * saved:.1f} % saved.[/bold]"
+            f"[bold]A million events of the night: ${was:.4f} by the plan of the day (predicted, on these "
+            f"events; ${second.per_million(second.measured):.4f} measured before), ${now:.4f} measured by "
+            f"the new one: {100 * (1 - now / was):.1f} % saved.[/bold]"
         )
         self._account()
 
@@ -221,9 +239,10 @@ class _Story:
         self._directory.add_clients(self._attached)
         write_plan(self._plan, plan)
         command = [
-            *(sys.executable, "-m", "ramify.cli", "coordinator", "--plan", str(plan), "--replace-plan"),
+            *(sys.executable, "-m", "ramify.cli", "coordinator", "--plan", str(plan)),
             *("--samples", str(self._directory.path / "samples"), "--replan-every", str(_REPLAN_EVERY_S)),
-            *("--schemes", " ".join(_SCHEMES), "--window", "40"),
+            *("--schemes", " ".join(_SCHEMES), "--window", str(_WINDOW_S)),
+            *("--threshold", str(_THRESHOLD), "--least-events", str(min(_LEAST_EVENTS, self._replayed))),
         ]
         config = MachineConfig(self._overlay, self._directory, command, sample_probability=_SAMPLED)
         return Machine(config)
@@ -287,7 +306,7 @@ class _Story:
     # ---------------------------------------------------------------------------------------- replays
 
     async def _replay(
-        self, store: Store, events: Sequence[pa.RecordBatch], plan: Plan, when: str
+        self, store: Store, events: Sequence[pa.RecordBatch], plan: Plan, other: Plan, when: str
     ) -> _Replay:
         before = await _statuses(store, since=time.time())
         began = time.monotonic()
@@ -298,16 +317,9 @@ class _Story:
         demand = self._demand(published)
         priced = price(plan, demand)
         money, messages, payload, wire = _sent(self._overlay, before, after)
-        return _Replay(
-            demand.events,
-            priced.cost,
-            money,
-            messages,
-            int(priced.messages.sum()),
-            wire,
-            payload,
-            seconds,
-        )
+        links = tuple(zip(messages, priced.messages.ravel().tolist(), strict=True))
+        otherwise = price(other, demand).cost
+        return _Replay(demand.events, priced.cost, money, links, wire, payload, seconds, otherwise)
 
     async def _until_all_came(self) -> None:
         try:
@@ -321,11 +333,12 @@ class _Story:
                 f"{self._directory.path / 'logs'} say where they wait"
             ) from None
 
-    async def _until_replanned(self, store: Store) -> tuple[str, Plan]:
-        """Publish on until a new plan is installed and every broker has flipped to it."""
-        seen = (await look(store)).epochs[-1].epoch
+    async def _until_replanned(
+        self, store: Store, seen: int, parts: Sequence[Sequence[pa.RecordBatch]]
+    ) -> tuple[str, Plan]:
+        """Publish on until a plan after epoch `seen` is installed and every broker has flipped to it."""
         rounds = 0
-        trickle = self._evening[len(self._evening) // 2 :]
+        flow = [batch for part in parts for batch in part]
         try:
             async with asyncio.timeout(_LIMIT_S):
                 while True:
@@ -333,10 +346,9 @@ class _Story:
                     chosen = [d for d in view.decisions if d.get("action") == "install"]
                     if chosen and _all_at(view, seen + 1):
                         break
-                    part = [batch.slice(0, max(1, batch.num_rows // 10)) for batch in trickle]
-                    await self._publish(part, f"switch-{rounds}")
+                    await self._publish([flow[rounds % len(flow)]], f"switch-{rounds}")
                     rounds += 1
-                    await asyncio.sleep(0.5)
+                    await self._until_all_came()
         except TimeoutError:
             raise LiveError(
                 f"no new plan within {_LIMIT_S:g} s; the logs in {self._directory.path / 'logs'} say why"
@@ -354,12 +366,17 @@ def _all_at(view: Overview, epoch: int) -> bool:
 
 
 def _compare(done: _Replay) -> None:
-    same = done.messages == done.predicted_messages
-    verdict = "as many as predicted" if same else f"{done.predicted_messages:,} predicted"
+    measured, predicted = (sum(column) for column in zip(*done.links, strict=True))
+    used = sum(any(pair) for pair in done.links)
+    other = sum(a != b for a, b in done.links)
+    verdict = f"{predicted:,} predicted, {other} of {used} directions differ"
+    if not other:
+        verdict = f"as predicted on each of {used} directions of links"
     overhead = done.wire_bytes / done.payload_bytes if done.payload_bytes else 1.0
     out.print(
-        f"  predicted  ${1e6 * done.predicted / done.events:.4f} for a million such events\n"
-        f"  measured   ${done.per_million:.4f}; {done.messages:,} messages over links, {verdict}; "
+        f"  predicted  ${done.per_million(done.predicted):.4f} for a million such events\n"
+        f"  measured   ${done.per_million(done.measured):.4f}; {measured:,} messages over links, "
+        f"{verdict}; "
         f"{overhead:.2f} bytes on the wire for one of payload",
         highlight=False,
         soft_wrap=True,
@@ -368,20 +385,17 @@ def _compare(done: _Replay) -> None:
 
 def _sent(
     overlay: Overlay, before: dict[str, Status], after: dict[str, Status]
-) -> tuple[float, int, int, int]:
-    """Money, messages, payload and wire bytes over all links between two looks."""
-    money, sums = 0.0, np.zeros(3, dtype=np.int64)
+) -> tuple[float, list[int], int, int]:
+    """Money, messages per direction of each link, payload and wire bytes, between two looks."""
+    money, messages, payload, wire = 0.0, list[int](), 0, 0
     for link, (a, b) in enumerate(overlay.ends.tolist()):
         for way, (sender, receiver) in enumerate(((a, b), (b, a))):
             name, to = overlay.brokers[sender], overlay.brokers[receiver]
-            counts = [status[name].links.get(to) for status in (before, after)]
-            old, new = (
-                np.array([0, 0, 0] if c is None else [c.messages, c.payload_bytes, c.wire_bytes])
-                for c in counts
-            )
-            sums += new - old
-            money += float(overlay.price[link, way]) * int(new[1] - old[1]) / 1e9
-    messages, payload, wire = sums.tolist()
+            old, new = (status[name].links.get(to, LinkCount(0, 0, 0)) for status in (before, after))
+            messages.append(new.messages - old.messages)
+            payload += new.payload_bytes - old.payload_bytes
+            wire += new.wire_bytes - old.wire_bytes
+            money += float(overlay.price[link, way]) * (new.payload_bytes - old.payload_bytes) / 1e9
     return money, messages, payload, wire
 
 
@@ -407,6 +421,18 @@ def _first(batches: Iterable[pa.RecordBatch], events: int) -> list[pa.RecordBatc
         if left <= 0:
             break
     return found
+
+
+def _cuts(batches: Sequence[pa.RecordBatch], events: int) -> list[list[pa.RecordBatch]]:
+    """Parts of at least so many events each, one after the other; two at least, be they the same."""
+    parts: list[list[pa.RecordBatch]] = [[]]
+    for batch in batches:
+        if sum(each.num_rows for each in parts[-1]) >= events:
+            parts.append([])
+        parts[-1].append(batch)
+    if len(parts) > 1 and sum(each.num_rows for each in parts[-1]) < events:
+        parts.pop()
+    return parts if len(parts) > 1 else parts * 2
 
 
 def _renamed(batch: pa.RecordBatch, when: str) -> pa.RecordBatch:

@@ -4,31 +4,37 @@ import asyncio
 import os
 import sys
 import time
+import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 from rich.live import Live
-from rich.table import Table
 
+from ramify.cli.addresses import server_url
 from ramify.cli.app import app
-from ramify.cli.console import friendly, out, plain_table, say
-from ramify.cli.logs import OverlayOption, SparkOption
+from ramify.cli.console import friendly, out, say
+from ramify.cli.logs import SparkOption
+from ramify.cli.tls_options import TlsCa, TlsCert, TlsKey, tls_context
 from ramify.errors import InputError, LiveError
 from ramify.network.overlay import Overlay
 from ramify.network.specs import overlay_from
+from ramify.planning.catalog import scheme_from
 
 if TYPE_CHECKING:
     from ramify.overlay.live.directory import Directory
     from ramify.overlay.live.looking import Overview
     from ramify.overlay.live.machine import Machine
+    from ramify.overlay.live.streams import Endpoint
+    from ramify.planning.plan import Plan
 
 __all__: list[str] = []
 
 _START_LIMIT_S = 180.0
-_STYLES = {"routing": None, "catching up": "yellow", "lost": "red"}
+_LOOK_LIMIT_S = 10.0
 
 DirOption = Annotated[Path, typer.Option("--dir", help="The directory of the overlay on this machine.")]
 ClientsOption = Annotated[
@@ -42,8 +48,12 @@ ThresholdOption = Annotated[
     float, typer.Option(help="Share of the cost that a new plan must save.", min=0, max=1)
 ]
 WindowOption = Annotated[float, typer.Option(help="Seconds of samples that plans are made for.", min=1)]
-SampleOption = Annotated[float, typer.Option(help="Share of published events that is sampled.")]
+LeastOption = Annotated[int, typer.Option(help="Sampled events that must be there to plan for.", min=1)]
+SampleOption = Annotated[
+    float, typer.Option(help="Share of published events that is sampled.", min=0, max=1)
+]
 _SCHEMES = "explicit portfolio mult"
+_FIRST = "explicit"
 
 
 # ------------------------------------------------------------------------------------ single processes
@@ -86,13 +96,18 @@ def coordinator(
     replace_plan: Annotated[
         bool, typer.Option(help="Install --plan although the store has another.")
     ] = False,
+    replace_once: Annotated[str, typer.Option(hidden=True)] = "",
     scheme: Annotated[str, typer.Option(help="What makes the plan when --plan is not given.")] = "explicit",
     samples: Annotated[Path | None, typer.Option(help="Land samples here, as Parquet files.")] = None,
     replan_every: PeriodOption = 0.0,
     schemes: SchemesOption = _SCHEMES,
     threshold: ThresholdOption = 0.05,
     window: WindowOption = 600.0,
+    least_events: LeastOption = 100,
     spark: SparkOption = "local[*]",
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     metrics_port: Annotated[int | None, typer.Option(help="As for brokers.")] = None,
     announce: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -102,20 +117,25 @@ def coordinator(
     from ramify.overlay.live.streams import Endpoint
     from ramify.planning.plan_files import read_plan
 
+    check_schemes(scheme, schemes)
     role = Control(name)
-    endpoint = Endpoint(control, read_seed(key).seed, role.inbox_prefix, f"control {name}")
+    context = tls_context(tls_ca, tls_cert, tls_key)
+    seed = read_seed(key).seed
+    endpoint = Endpoint(server_url(control), seed, role.inbox_prefix, f"control {name}", context)
     settings = Coordinating(
         name,
         endpoint,
         None if overlay is None else overlay_from(overlay),
         None if plan is None else read_plan(plan),
         replace_plan,
+        replace_once,
         scheme,
         samples,
         replan_every,
         tuple(schemes.split()),
         threshold,
         window,
+        least_events,
         spark,
         metrics_port,
         announce,
@@ -130,59 +150,108 @@ def coordinator(
 @friendly
 def up(
     directory: DirOption = Path("ramify-data"),
-    overlay: OverlayOption = "cloud-regions",
+    overlay: Annotated[
+        str | None,
+        typer.Option(help="As for `ramify plan`. [default: the directory's, cloud-regions for a new one]"),
+    ] = None,
     plan: Annotated[
-        Path | None, typer.Option(help="The plan to begin with; see `ramify plan --out`.")
+        Path | None,
+        typer.Option(help="The plan to run, see `ramify plan --out`; it replaces one of the directory."),
     ] = None,
     scheme: Annotated[
-        str, typer.Option(help="What makes the first plan when --plan is not given.")
-    ] = "explicit",
+        str | None,
+        typer.Option(help="What makes the first plan of a new directory. [default: explicit]"),
+    ] = None,
     client: ClientsOption = None,
     processes: Annotated[int, typer.Option(help="Processes that the brokers share.", min=1)] = 2,
+    coordinators: Annotated[
+        int, typer.Option(help="Coordinators: one leads, the others stand by.", min=1, max=9)
+    ] = 1,
     sample: SampleOption = 0.03,
     replan_every: PeriodOption = 0.0,
     schemes: SchemesOption = _SCHEMES,
     threshold: ThresholdOption = 0.05,
     window: WindowOption = 600.0,
+    least_events: LeastOption = 100,
     spark: SparkOption = "local[*]",
 ) -> None:
     """Run a whole overlay on this machine until Ctrl-C: servers, brokers, a coordinator."""
     from ramify.overlay.live.machine import Machine, MachineConfig
     from ramify.planning.plan_files import read_plan
 
+    check_schemes(scheme or _FIRST, schemes)
     files = _directory(directory)
     made = None if plan is None else read_plan(plan)
-    graph = overlay_from(overlay) if made is None else made.overlay
+    graph = _overlay_of(files, overlay, made)
     files.create(graph)
     attached = {} if made is None else {row.client: row.broker for m in made.classes.members for row in m}
     files.add_clients({**attached, **_attached(client or [], graph)})
-    first = (
-        ["--overlay", str(files.path / "overlay.json")]
-        if plan is None
-        else ["--plan", str(plan.absolute())]
-    )
+    first = ["--overlay", str(files.path / "overlay.json")]
+    wish = "" if plan is None else uuid.uuid4().hex
+    if plan is not None:
+        # of all starts and coordinators of this run one replaces what the directory had
+        first = ["--plan", str(plan.absolute()), "--replace-plan", "--replace-once", wish]
     command = [
-        *(sys.executable, "-m", "ramify.cli", "coordinator", *first, "--scheme", scheme),
-        *(
-            "--samples",
-            str(files.path / "samples"),
-            "--replan-every",
-            str(replan_every),
-            "--schemes",
-            schemes,
-        ),
-        *("--threshold", str(threshold), "--window", str(window), "--spark", spark),
+        *(sys.executable, "-m", "ramify.cli", "coordinator", *first, "--scheme", scheme or _FIRST),
+        *("--replan-every", str(replan_every), "--schemes", schemes),
+        *("--threshold", str(threshold), "--window", str(window), "--least-events", str(least_events)),
+        *("--spark", spark, "--samples"),
     ]
-    config = MachineConfig(graph, files, command, processes, sample_probability=sample)
-    asyncio.run(_up(Machine(config)))
+    # each collects the samples for itself
+    places = [files.path / "samples", *(files.path / f"samples-{i + 2}" for i in range(coordinators - 1))]
+    config = MachineConfig(
+        graph,
+        files,
+        [*command, str(places[0])],
+        processes,
+        sample_probability=sample,
+        standbys=[[*command, str(place)] for place in places[1:]],
+    )
+    asyncio.run(_up(Machine(config), _Asked(plan, wish, scheme)))
 
 
-async def _up(machine: "Machine") -> None:
+@dataclass(frozen=True)
+class _Asked:
+    """What `up` was asked to run: a plan file and the wish that names it, or a scheme for a first plan."""
+
+    file: Path | None
+    wish: str
+    scheme: str | None
+
+    def told(self, epoch: int, head: "Plan", granted: str) -> str:
+        """What became of it, for people. `head` is the plan that runs, `granted` the last wish that was."""
+        runs = f"epoch {epoch}, plan {head.scheme}"
+        if self.file is not None:
+            if granted != self.wish:
+                return f"{runs}; the plan of {self.file} is not installed: the coordinator's log says why"
+            return f"{runs} of {self.file}" + ("" if epoch == 1 else ", for what the directory had before")
+        if self.scheme is not None and scheme_from(self.scheme)[0] != head.scheme:
+            return (
+                f"{runs}; the directory had it, so --scheme {self.scheme} does not count: "
+                "to change the plan, give --plan"
+            )
+        return runs
+
+
+def _overlay_of(files: "Directory", named: str | None, plan: "Plan | None") -> Overlay:
+    """The overlay to run. Raises `InputError` when what is named is not what a plan is made for."""
+    if plan is not None:
+        if named is not None and overlay_from(named) != plan.overlay:
+            raise InputError(
+                f"--plan is made for {plan.overlay.name}, which is not --overlay {named}: leave one out"
+            )
+        return plan.overlay
+    if named is None and (files.path / "overlay.json").exists():
+        return files.overlay()
+    return overlay_from(named or "cloud-regions")
+
+
+async def _up(machine: "Machine", asked_for: _Asked) -> None:
     from ramify.overlay.live.serving import until_signal
     from ramify.overlay.live.tasks import end_tasks
 
     asked = asyncio.create_task(until_signal())
-    running = asyncio.create_task(_run(machine))
+    running = asyncio.create_task(_run(machine, asked_for))
     try:
         await asyncio.wait([asked, running], return_when=asyncio.FIRST_COMPLETED)
         if running.done():
@@ -194,16 +263,16 @@ async def _up(machine: "Machine") -> None:
         say(f"stopped; the data stays in {machine.directory.path}")
 
 
-async def _run(machine: "Machine") -> None:
+async def _run(machine: "Machine", asked: _Asked) -> None:
     overlay, path = machine.config.overlay, machine.directory.path
     say(f"{overlay.name}: {len(overlay)} brokers from {path}")
     running = await machine.start()
     watching = asyncio.create_task(machine.watch())
     began = time.monotonic()
     view = await until_routing(machine, _START_LIMIT_S)
-    plan = f"epoch {view.epochs[-1].epoch}" if view.epochs else "no plan"
     took = time.monotonic() - began
-    say(f"all brokers route ({plan}) after {took:.1f} s; control at {running.control_url}")
+    say(f"all brokers route after {took:.1f} s; control at {running.control_url}")
+    say(await _told_plan(machine, view, asked))
     names = sorted(machine.directory.clients())
     example = names[0] if names else "alice"
     if not names:
@@ -216,23 +285,23 @@ async def _run(machine: "Machine") -> None:
 
 
 async def until_routing(machine: "Machine", limit_s: float) -> "Overview":
-    """Wait until every broker routes. Raises `LiveError` with what is missing."""
+    """Wait until every broker of this run routes by the newest plan. `LiveError` with what is missing."""
     from ramify.overlay.live.looking import look
     from ramify.overlay.live.store import Store
 
     store = await Store.connect(machine.directory.viewer(machine.control_url))
-    view: Overview | None = None
+    late: list[str] = []
     try:
         async with asyncio.timeout(limit_s):
             while True:
                 view = await look(store)
-                if view.routing and len(view.brokers) == len(machine.config.overlay):
+                late = view.behind(since=machine.started_at)
+                if not late and len(view.brokers) == len(machine.config.overlay):
                     return view
                 if failed := machine.failed():
                     raise LiveError(failed)
                 await asyncio.sleep(0.3)
     except TimeoutError:
-        late = [b.name for b in view.brokers if b.state != "routing"] if view else []
         logs = machine.directory.path / "logs"
         raise LiveError(
             f"not all brokers route after {limit_s:g} s: {', '.join(late) or 'none has registered'}. "
@@ -240,6 +309,25 @@ async def until_routing(machine: "Machine", limit_s: float) -> "Overview":
         ) from None
     finally:
         await store.close()
+
+
+async def _told_plan(machine: "Machine", view: "Overview", asked: _Asked) -> str:
+    """Which plan runs, and what became of the one that was asked for."""
+    from ramify.overlay.live.control import REPLACED
+    from ramify.overlay.live.store import Store
+    from ramify.planning.plan_files import decode_plan
+
+    newest = max(view.epochs, key=lambda each: each.epoch)
+    store = await Store.connect(machine.directory.viewer(machine.control_url))
+    try:
+        found = await store.get_large(newest.plan_key)
+        granted = await store.get(REPLACED)
+    finally:
+        await store.close()
+    if found is None:
+        return f"epoch {newest.epoch}"
+    wish = "" if granted is None else granted[0].decode()
+    return asked.told(newest.epoch, decode_plan(found[0]), wish)
 
 
 @app.command()
@@ -250,15 +338,18 @@ def keys(
         str | None, typer.Option(help="The overlay, for a new directory: a file or a name.")
     ] = None,
     client: ClientsOption = None,
+    coordinator: Annotated[
+        list[str] | None,
+        typer.Option("--coordinator", help="NAME of a coordinator that stands by; several times."),
+    ] = None,
 ) -> None:
     """Make keys and the accounts of every server; or let clients into an overlay, also while it runs.
 
     For servers of your own: put `accounts/<broker>.conf` into the configuration of each server, and give
     each broker and client its seed. Keys are made once and then kept.
     """
-    from ramify.overlay.live.directory import COORDINATOR, VIEWER
     from ramify.overlay.live.names import token
-    from ramify.overlay.live.security import Client, Control, Neighbour, Router, accounts_config
+    from ramify.overlay.live.security import Client, Control, Neighbour, Router
     from ramify.overlay.live.site import Site
 
     files = _directory(directory)
@@ -266,6 +357,7 @@ def keys(
         files.create(overlay_from(overlay))
     graph = files.overlay()
     files.add_clients(_attached(client or [], graph))
+    files.add_coordinators(coordinator or [])
     ring, clients = files.ring, files.clients()
     site = Site(graph, files.path, clients)
     accounts = files.path / "accounts"
@@ -274,12 +366,13 @@ def keys(
         for role in (Router(name), Neighbour(name), Control(name)):
             ring.pair(role)
         _write(accounts / f"{token(name)}.conf", site.accounts(name))
-    users = {name: ring.pair(Control(name)).public for name in (*graph.brokers, COORDINATOR, VIEWER)}
-    _write(accounts / "control.conf", accounts_config(ring.pair(Router(".control")).public, {}, {}, users))
+    _write(accounts / "control.conf", files.control_accounts())
     say(f"keys in {ring.directory}, accounts of {len(graph)} servers and the control server in {accounts}")
     for text in client or []:
         name = text.rpartition("@")[0]
         say(f"client {name}: key {ring.path(Client(name))}")
+    for name in coordinator or []:
+        say(f"coordinator {name}: key {ring.path(Control(name))}")
     if files.running() is not None:
         say("the overlay that runs from here lets them in within a second")
 
@@ -290,10 +383,14 @@ def status(
     directory: DirOption = Path("ramify-data"),
     control: Annotated[str | None, typer.Option(help="A control server elsewhere, with --key.")] = None,
     key: Annotated[Path | None, typer.Option(help="The seed file of one of its users.")] = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     watch: Annotated[bool, typer.Option(help="Show it anew every two seconds, until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what runs: the leader, plans, every broker's epoch, traffic and lag, latest decisions."""
+    from ramify.cli.showing import show
     from ramify.overlay.live.security import Control, read_seed
     from ramify.overlay.live.streams import Endpoint
 
@@ -307,90 +404,43 @@ def status(
         if key is None:
             raise InputError("give --key with --control: the seed file of a user of the control server")
         role = Control("viewer")
-        endpoint = Endpoint(control, read_seed(key).seed, role.inbox_prefix, "status")
+        context = tls_context(tls_ca, tls_cert, tls_key)
+        endpoint = Endpoint(server_url(control), read_seed(key).seed, role.inbox_prefix, "status", context)
     view = asyncio.run(_look(endpoint, watch and not as_json))
     if as_json:
         print(msgspec.json.encode(view).decode())
     elif not watch:
-        _show(view)
+        show(view)
     if not view.routing:
         raise typer.Exit(1)
 
 
-async def _look(endpoint: "object", watch: bool) -> "Overview":
+async def _look(endpoint: "Endpoint", watch: bool) -> "Overview":
+    from ramify.cli.showing import table
     from ramify.overlay.live.looking import look
     from ramify.overlay.live.store import Store
-    from ramify.overlay.live.streams import Endpoint
 
-    assert isinstance(endpoint, Endpoint)
-    async with asyncio.timeout(10):
-        store = await Store.connect(endpoint)
+    failed: list[str] = []
+    try:
+        async with asyncio.timeout(_LOOK_LIMIT_S):
+            store = await Store.connect(endpoint, failed=lambda error: failed.append(str(error)))
+    except TimeoutError:
+        why = failed[-1] if failed and failed[-1] else "no answer"
+        raise LiveError(
+            f"cannot connect to the control server at {endpoint.url} within {_LOOK_LIMIT_S:g} s: {why}. "
+            "Is it running, and is the key one that it knows?"
+        ) from None
     try:
         view = await look(store)
         if watch:
             with Live(console=out, refresh_per_second=2) as live:
                 while True:
-                    live.update(_table(view))
+                    live.update(table(view, out.width))
                     await asyncio.sleep(2)
                     view = await look(store)
         return view
     finally:
         await store.close()
-
-
-def _show(view: "Overview") -> None:
-    leader = view.leader or "nobody: plans and subscriptions stay as they are until a coordinator runs"
-    say(f"leader {leader}; {view.clients} clients")
-    for epoch in view.epochs:
-        waits = "; ".join(f"{name} {why}" for name, why in list(epoch.waiting.items())[:3])
-        say(
-            f"epoch {epoch.epoch}.{epoch.revision} {epoch.state}"
-            + (f", waiting for {waits}" if waits else "")
-        )
-    out.print(_table(view))
-    for broker_ in view.brokers:
-        if broker_.status is None:
-            continue
-        for name, why in broker_.status.suspended.items():
-            say(f"suspended at {broker_.name}: {name} ({why})")
-        if broker_.state != "routing" and broker_.status.trouble:
-            say(f"{broker_.name}: {broker_.status.trouble}")
-    for decided in view.decisions:
-        at = decided.get("at")
-        when = time.strftime("%H:%M:%S", time.localtime(at if isinstance(at, float) else 0))
-        say(f"{when} {decided.get('action')}: {decided.get('reason')}")
-
-
-def _table(view: "Overview") -> Table:
-    table = plain_table("broker", "state")
-    columns = ("epoch", "in", "routed", "sent", "MB", "handed", "bad", "again", "lag")
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.caption = (
-        "in: events published here; routed: with those from neighbours; sent: over links, MB of payload;\n"
-        "handed: to subscriptions; bad: rejected; again: redelivered and dropped; lag: messages that wait"
-    )
-    table.caption_justify = "left"
-    totals = dict.fromkeys(columns[1:], 0.0)
-    for broker_ in view.brokers:
-        s = broker_.status
-        if s is None:
-            table.add_row(broker_.name, broker_.state, *["-"] * len(columns))
-            continue
-        sent = sum(link.messages for link in s.links.values())
-        size = sum(link.payload_bytes for link in s.links.values()) / 1e6
-        lag = s.lag_published + sum(s.lag_links.values()) + sum(s.lag_clients.values())
-        row = [s.published, s.events, sent, size, s.deliveries, s.rejects, s.redeliveries, lag]
-        for name, value in zip(columns[1:], row, strict=True):
-            totals[name] += value
-        cells = [f"{value:,.1f}" if isinstance(value, float) else f"{value:,}" for value in row]
-        style = (
-            None if broker_.state == "routing" else "yellow" if broker_.state == "catching up" else "red"
-        )
-        table.add_row(broker_.name, broker_.state, f"{s.epoch}.{s.revision}", *cells, style=style)
-    sums = [f"{v:,.1f}" if n == "MB" else f"{v:,.0f}" for n, v in totals.items()]
-    table.add_row("all", "", "", *sums, style="bold")
-    return table
 
 
 # ------------------------------------------------------------------------------------------------ parts
@@ -421,3 +471,11 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text)
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror}", path=str(path)) from None
+
+
+def check_schemes(first: str, others: str) -> None:
+    """Raise `InputError` for a scheme that is none: now, and not when a plan is to be made with it."""
+    for spec in (first, *others.split()):
+        scheme_from(spec)
+    if not others.split():
+        raise InputError("--schemes names none: choose some of `ramify list`")

@@ -4,7 +4,7 @@ import asyncio
 import io
 import json
 import os
-import signal
+import ssl
 import sys
 import uuid
 from collections.abc import Iterator
@@ -18,22 +18,26 @@ import pyarrow as pa
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
+from ramify.cli.addresses import server_url
 from ramify.cli.app import app
 from ramify.cli.console import REJECTED_SHOWN, SOME_BAD_ROWS, err, friendly
 from ramify.cli.inputs import IdField, TimeField, TimeUnitOption, field_mapping
+from ramify.cli.tls_options import TlsCa, TlsCert, TlsKey, tls_context
 from ramify.content.events import FIXED_COLUMNS, Decoded, Rejected
 from ramify.content.flatten import FieldMapping, TimeUnit
 from ramify.content.readers import JsonForm, LogKind, read_events
 from ramify.errors import InputError, LiveError
 from ramify.overlay.live.clients import Client, SuspendedError, filter_id, place_of, spelled
 from ramify.overlay.live.control import Spelled
-from ramify.overlay.live.intake import to_cloudevent
+from ramify.overlay.live.intake import WRAPPED_TYPE, to_cloudevent
+from ramify.overlay.live.serving import ending_signals
 
 __all__: list[str] = []
 
 _CHUNK_BYTES = 1 << 20
 _LONGEST_LINE = 64 << 20
 _LEAVE_S = 10.0
+_CONTEXT = {"id": "id", "publisher": "source", "time": "time"}
 
 ClientName = Annotated[str, typer.Option("--client", help="Name of the client.")]
 UrlOption = Annotated[str | None, typer.Option(help="Server of the client's broker.")]
@@ -53,16 +57,25 @@ def pub(
     url: UrlOption = None,
     key: KeyOption = None,
     directory: DirOption = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     id_field: IdField = "id",
     time_field: TimeField = "time",
     time_unit: TimeUnitOption = TimeUnit.NONE,
     give_up: Annotated[float, typer.Option(help="Seconds to wait for an acknowledgement.")] = 60.0,
 ) -> None:
     """Publish events, each accepted durably before the next are read. Bad lines are named and skipped."""
-    where = _where(client, url, key, directory)
+    where = _where(client, url, key, directory, tls_context(tls_ca, tls_cert, tls_key))
     mapping = field_mapping(id_field, "publisher", time_field, time_unit)
-    accepted, bad = asyncio.run(_publish(client, where, _read(source, mapping), mapping, give_up))
-    err.print(f"published {accepted:,} events" + (f", {bad:,} could not be used" if bad else ""))
+    done = asyncio.run(_publish(client, where, _read(source, mapping), mapping, give_up))
+    accepted, before, bad = done
+    told = [f"published {accepted:,} events"]
+    if before:
+        told.append(f"{before:,} of them were accepted before and are not delivered again")
+    if bad:
+        told.append(f"{bad:,} could not be used")
+    err.print(", ".join(told), highlight=False, soft_wrap=True)
     if bad:
         raise typer.Exit(SOME_BAD_ROWS)
 
@@ -74,6 +87,9 @@ def sub(
     url: UrlOption = None,
     key: KeyOption = None,
     directory: DirOption = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     sql: Annotated[str | None, typer.Option(help="The filter as SQL.")] = None,
     pattern: Annotated[str | None, typer.Option(help="The filter as a JSON pattern.")] = None,
     keywords: Annotated[
@@ -87,11 +103,13 @@ def sub(
         Path | None, typer.Option(help="Go on after the position in this file, and keep it there.")
     ] = None,
 ) -> None:
-    """Print one CloudEvent a line until Ctrl-C. Without a filter: all that comes for the client.
+    """Print one event a line until Ctrl-C: a CloudEvent as such, another as the JSON that was published.
+
+    Without a filter: all that comes for the client.
 
     What was printed last may be printed again by the next command, unless it has a position file.
     """
-    where = _where(client, url, key, directory)
+    where = _where(client, url, key, directory, tls_context(tls_ca, tls_cert, tls_key))
     wanted = _filter(sql, pattern, keywords)
     if wanted is None and id is not None:
         raise InputError("an id needs a filter: give --sql, --pattern or --keywords")
@@ -102,14 +120,23 @@ def sub(
 # ------------------------------------------------------------------------------------------ connecting
 
 
-def _where(client: str, url: str | None, key: Path | None, directory: Path | None) -> tuple[str, Path]:
-    """The server and the file of the key."""
+_Where = tuple[str, Path, ssl.SSLContext | None]
+
+
+def _where(
+    client: str,
+    url: str | None,
+    key: Path | None,
+    directory: Path | None,
+    tls: ssl.SSLContext | None = None,
+) -> _Where:
+    """The server, the file of the key, and whom to trust."""
     if directory is not None and url is None and key is None:
         place = place_of(directory, client)
-        return place.url, place.seed_file
+        return place.url, place.seed_file, tls
     if url is None or key is None or directory is not None:
         raise InputError("say where to connect: --url and --key, or --dir of a running `ramify up`")
-    return url, key
+    return server_url(url), key, tls
 
 
 def _filter(sql: str | None, pattern: str | None, keywords: str | None) -> Spelled | None:
@@ -133,11 +160,12 @@ def _json(text: str, what: str) -> Any:
 
 
 async def _publish(
-    name: str, where: tuple[str, Path], parts: Iterator[Decoded], mapping: FieldMapping, give_up_s: float
-) -> tuple[int, int]:
+    name: str, where: _Where, parts: Iterator[Decoded], mapping: FieldMapping, give_up_s: float
+) -> tuple[int, int, int]:
+    """How many events were accepted, how many of them had been before, and how many are bad."""
     accepted = bad = 0
     columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} events accepted"))
-    async with Client.connect(name, where[0], seed_file=where[1]) as client:
+    async with Client.connect(name, where[0], seed_file=where[1], tls=where[2]) as client:
         with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as shown:
             task = shown.add_task("", total=None)
             # reading waits for standard input: not in the way of the connection
@@ -149,7 +177,7 @@ async def _publish(
                 await client.publish(batch, give_up_s=give_up_s)
                 accepted += batch.num_rows
                 shown.update(task, completed=accepted)
-    return accepted, bad
+        return accepted, client.accepted_before, bad
 
 
 def _report(rejected: Rejected) -> None:
@@ -233,7 +261,7 @@ class _Position(msgspec.Struct):
 
 async def _print_events(
     name: str,
-    where: tuple[str, Path],
+    where: _Where,
     wanted: Spelled | None,
     id: str | None,
     count: int | None,
@@ -241,7 +269,7 @@ async def _print_events(
 ) -> None:
     after = None if position is None else position.after
     skipped = 0
-    async with Client.connect(name, where[0], seed_file=where[1], after=after) as client:
+    async with Client.connect(name, where[0], seed_file=where[1], tls=where[2], after=after) as client:
         own = None
         if wanted is not None:
             made = await client.subscribe(
@@ -265,7 +293,7 @@ async def _leave(client: Client, id: str) -> None:
     """End the subscription that was made for this command alone; if nobody answers, its lease does."""
     try:
         async with asyncio.timeout(_LEAVE_S):
-            await client.unsubscribe(id, wait_s=0.0)
+            await client.unsubscribe(id, wait_s=1.0)
     except (TimeoutError, LiveError) as error:
         err.print(f"the subscription {id} was not ended: {error}", markup=False, highlight=False)
 
@@ -283,7 +311,7 @@ async def _print_lane(
                 skipped += rows
                 done = rows
             while done < rows:
-                print(json.dumps(to_cloudevent(delivered.events, done), ensure_ascii=False))
+                print(json.dumps(as_published(delivered.events, done), ensure_ascii=False))
                 done += 1
                 printed += 1
                 if printed == count:
@@ -300,11 +328,22 @@ async def _print_lane(
     return skipped
 
 
+def as_published(events: pa.RecordBatch, row: int) -> dict[str, Any]:
+    """A CloudEvent as such; another event with its own attributes at the top, as `ramify pub` takes it."""
+    found = to_cloudevent(events, row)
+    data = found.get("data")
+    wrapped = found["type"] == WRAPPED_TYPE and "source" not in events.schema.names
+    if not wrapped or not isinstance(data, dict):
+        return found
+    context = {name: found[key] for name, key in _CONTEXT.items() if key in found}
+    return context | data | context
+
+
 async def _until_interrupted(work: Any) -> None:
     """Run until it is done, or a signal ends it."""
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ending_signals():
         with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread
             loop.add_signal_handler(number, task.cancel)
     with suppress(asyncio.CancelledError):

@@ -71,6 +71,9 @@ ROUTING = "routing"
 MOST_CHANGES = 256
 """Revisions of an epoch after which its plan is written anew."""
 
+MOST_CHANGES_BYTES = 512 << 10
+"""Bytes of one record of changes, but for one that a single change makes longer."""
+
 Matching = Callable[[Plan, Subscription], tuple[Demand, npt.NDArray[np.bool_]] | None]
 """The present sample as a demand of a plan's classes, and which of its patterns a newcomer matches."""
 
@@ -277,6 +280,20 @@ def _plan_writes(key: str, plan: Plan) -> list[Write]:
     return [form, Write(key, encode_plan(plan), large=True)]
 
 
+def _parts(changes: Sequence[Change]) -> list[list[Change]]:
+    """Changes cut so that a server takes each part as one value; one part where there are none."""
+    parts: list[list[Change]] = [[]]
+    size = 0
+    for change in changes:
+        own = len(encode(change))
+        if parts[-1] and size + own > MOST_CHANGES_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(change)
+        size += own
+    return parts
+
+
 class Book:
     """See the module. `fresh` gives names that were never used, for keys."""
 
@@ -363,10 +380,12 @@ class Book:
         revision = self.epochs.revise()
         writes: list[Write] = []
         for epoch, made in found.items():
-            live, key = self.live[epoch], f"changes.{self._fresh()}"
+            live = self.live[epoch]
             live.plan, live.demand = made.plan, made.demand
-            live.changes.append((revision, key))
-            writes.append(Write(key, encode(Changes(epoch, revision, made.changes))))
+            for part in _parts(made.changes):
+                key = f"changes.{self._fresh()}"
+                live.changes.append((revision, key))
+                writes.append(Write(key, encode(Changes(epoch, revision, part))))
         return writes
 
     def propose(self, plan: Plan, demand: Demand | None = None) -> tuple[int, list[Write]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ramify.content.events import AttributeType
-from ramify.errors import FilterError, InputError
+from ramify.errors import FilterError, InputError, LimitError
 from ramify.overlay.live.control import (
     Advertisement,
     ClientRecord,
@@ -20,15 +20,20 @@ from ramify.overlay.live.control import (
     Passed,
     Problem,
     Request,
+    encode,
     subscription_of,
 )
 
-__all__ = ["MOST_HELD", "Asked", "Rules", "ask"]
+__all__ = ["MOST_HELD", "MOST_RECORD_BYTES", "Asked", "Rules", "ask"]
 
 MOST_HELD = 10_000
 """Subscriptions, and advertisements, that one client may have."""
 
+MOST_RECORD_BYTES = 4 << 20
+"""What a client's record may have: it is stored as one value, and is the answer to `list`."""
+
 _LONGEST_ID = 256
+_MOST_NUMBER = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,7 @@ class Rules:
     attached   where plans say that clients are
     owner      the client of a subscription id; None when nobody has it
     removed    whether a client had this subscription or advertisement a while ago
+    most_bytes of a record that a request makes longer
     """
 
     brokers: frozenset[str]
@@ -49,6 +55,7 @@ class Rules:
     attached: Mapping[str, str]
     owner: Callable[[str], str | None]
     removed: Callable[[str, str], bool] = lambda _client, _id: False
+    most_bytes: int = MOST_RECORD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +101,8 @@ def _subscribe(record: ClientRecord, passed: Passed, rules: Rules) -> Asked:
     known = record.subscriptions.get(id_)
     if request.filter is None:
         raise _RefusedError("bad_request", f"subscription {request.id!r} has no filter: give one")
-    if request.quota_bytes < 1 or request.lease_s < 1:
-        raise _RefusedError("bad_request", "quota_bytes and lease_s must be 1 or more")
+    if not (1 <= request.quota_bytes <= _MOST_NUMBER and 1 <= request.lease_s <= _MOST_NUMBER):
+        raise _RefusedError("bad_request", f"quota_bytes and lease_s must be 1 to {_MOST_NUMBER}")
     if rules.owner(id_) not in (None, record.client):
         raise _RefusedError("exists", f"another client has a subscription {id_!r}: choose another id")
     if known is None and len(record.subscriptions) >= MOST_HELD:
@@ -111,8 +118,10 @@ def _subscribe(record: ClientRecord, passed: Passed, rules: Rules) -> Asked:
     kept = request.filter if known is None else known.filter
     held = Held(kept, request.quota_bytes, request.lease_s, latency_ms=known.latency_ms if known else None)
     counting, woken = _counting(record)
-    subscriptions = {**counting.subscriptions, id_: held}
-    return Asked(msgspec.structs.replace(counting, subscriptions=subscriptions), tuple({*woken, id_}))
+    more = msgspec.structs.replace(counting, subscriptions={**counting.subscriptions, id_: held})
+    if known is None:
+        _check_size(more, rules)
+    return Asked(more, tuple({*woken, id_}))
 
 
 def _unsubscribe(record: ClientRecord, passed: Passed, rules: Rules) -> Asked:
@@ -144,8 +153,11 @@ def _advertise(record: ClientRecord, passed: Passed, rules: Rules) -> Asked:
             "limit", f"client {record.client!r} has {MOST_HELD} advertisements: remove some"
         )
     _key(record, request.id, request, rules)
-    more = {**record.advertisements, request.id: Advertisement(request.filter)}
-    return Asked(msgspec.structs.replace(record, advertisements=more))
+    said = {**record.advertisements, request.id: Advertisement(request.filter)}
+    more = msgspec.structs.replace(record, advertisements=said)
+    if known is None:
+        _check_size(more, rules)
+    return Asked(more)
 
 
 def _unadvertise(record: ClientRecord, passed: Passed, rules: Rules) -> Asked:
@@ -215,8 +227,21 @@ def _key(record: ClientRecord, id_: str, request: Request, rules: Rules) -> byte
         return subscription_of(record.client, record.broker, id_, request.filter).parse(rules.schema).key
     except FilterError as error:
         raise _RefusedError("bad_filter", str(error)) from None
+    except LimitError as error:
+        raise _RefusedError("too_complex", str(error)) from None
     except InputError as error:
         raise _RefusedError("bad_request", error.reason) from None
+
+
+def _check_size(record: ClientRecord, rules: Rules) -> None:
+    """Costs the encoding of the record."""
+    size = len(encode(record))
+    if size > rules.most_bytes:
+        raise _RefusedError(
+            "limit",
+            f"the subscriptions and advertisements of client {record.client!r} would have {size} bytes, at "
+            f"most {rules.most_bytes} are kept: remove some, or use another client",
+        )
 
 
 def _counting(record: ClientRecord) -> tuple[ClientRecord, list[str]]:

@@ -14,6 +14,9 @@ Parameters subscriptions        how many
            skus                 articles; the i-th most wanted has 1/i of the demand of the first
            latency_bound_ms     of subscriptions to urgent matters; 0 for none
            size_bytes           the median size; single sizes vary around it by a factor of 4 or so
+           stand_ins            0, or as many of the quietest regions as publish the events of all, each
+                                those of its share of the regions: as at night. What events are about
+                                and who subscribes to them stays, so plans for the day meet another day
 Arrays     traffic[b] (share of the events), subscription_broker[i] (broker indices)
 Departures None: this is no paper's model.
 """
@@ -94,6 +97,7 @@ class DemoParams(Params):
     near_regions: int = count(4, 1, 1_000)
     skus: int = count(400, 1, 9_999)
     latency_bound_ms: float = number(2_000.0, 0, 1e9)
+    stand_ins: int = count(0, 0, 1_000_000)
 
 
 def generate(overlay: Overlay, params: DemoParams, seed: int) -> Workload:
@@ -116,10 +120,23 @@ def generate(overlay: Overlay, params: DemoParams, seed: int) -> Workload:
         attachments={publisher: overlay.brokers[i // 2] for i, publisher in enumerate(publishers)}
         | {row.client: row.broker for row in subscriptions},
         publishers=publishers,
-        source=_Shop(overlay.brokers, np.cumsum(traffic), near, params),
+        source=_Shop(
+            overlay.brokers, np.cumsum(traffic), near, _publishing(traffic, params.stand_ins), params
+        ),
         arrays={"traffic": traffic, "subscription_broker": home},
     )
     return replace(draft, report=_report(draft))
+
+
+def _publishing(traffic: Floats, stand_ins: int) -> Ints:
+    """For each region the one that publishes its events: itself, or one of the quietest in turn."""
+    order = np.argsort(-traffic, kind="stable")
+    if not stand_ins:
+        return np.arange(len(order))
+    quiet = order[-stand_ins:]
+    found = np.empty(len(order), dtype=np.int64)
+    found[order] = quiet[np.arange(len(order)) % len(quiet)]
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +144,7 @@ class _Shop:
     regions: tuple[str, ...]
     cumulative_traffic: Floats
     near: Ints
+    publishing: Ints
     params: DemoParams
 
     def draw(self, rng: np.random.Generator, count: int) -> Drawn:
@@ -152,7 +170,7 @@ class _Shop:
             "customer.tier": string_column(TIERS, rng.choice(3, count, p=(0.6, 0.3, 0.1)), no_customer),
         }
         size = np.round(self.params.size_bytes * rng.lognormal(0.0, 0.5, count)).astype(np.int64)
-        return Drawn(2 * here + _FROM_WAREHOUSE[kind], attributes, np.maximum(size, 1))
+        return Drawn(2 * self.publishing[here] + _FROM_WAREHOUSE[kind], attributes, np.maximum(size, 1))
 
     def _keywords(self, rng: np.random.Generator, sku: Ints, region: Ints) -> Ints:
         """Category, condition, perhaps sale and recall, and the region: what keyword filters can name."""

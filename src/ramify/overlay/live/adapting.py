@@ -6,7 +6,9 @@ what is wanted by then.
 
 A re-plan is on trial until enough was published with it: when the measured cost of a published GB rose by
 more than the tolerance, the plan before is flipped back to, or proposed again, and plans are not weighed
-for a while, longer each time. Trials are not stored: the next leader keeps what it finds.
+for a while, longer each time. It is held against what the plan before cost of late: since the last weighing
+after which enough was published with it, not for all that it ever carried. Trials are not stored: the next
+leader keeps what it finds.
 """
 
 import asyncio
@@ -34,6 +36,7 @@ _MOST_DECISIONS = 100
 _AGAIN_S = 5.0
 _PROPOSE_AGAIN_S = 0.3
 _FIRST_REST, _LONGEST_REST = 4, 64
+_MARKS = 16
 
 DemandSource = Callable[[Plan], Awaitable[Demand | None]]
 """The demand of late, with the classes of a plan; None where nothing is known."""
@@ -61,6 +64,7 @@ class Replanner:
     threshold       the share of the predicted cost that a new plan must save
     tolerance       the share that the measured cost per published GB may rise with it
     enough_events   published with the new plan before its cost is compared; or after `enough_s`
+    least_events    in the demand; plans that are made for fewer are not worth weighing
     matching        says what newcomers match, where samples are at hand; called in the loop, so be quick
     """
 
@@ -71,18 +75,23 @@ class Replanner:
     tolerance: float = 0.05
     enough_events: int = 1_000
     enough_s: float = 30.0
+    least_events: int = 1
     seed: int = 0
     matching: Matching | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """A re-plan whose measured cost is to be compared with that of the epoch before."""
+    """A re-plan whose measured cost is to be compared with that of the epoch before.
+
+    `marks` is what that had cost at the weighings while it was the head, the latest last.
+    """
 
     new: int
     old: int
     old_plan: Plan
     since: float
+    marks: tuple[Cost, ...]
 
 
 @dataclass(slots=True)
@@ -113,6 +122,8 @@ class Adapter:
         self._make_plans, self._wake = make, wake
         self._making: _Making | None = None
         self._trial: _Trial | None = None
+        # the head and its cost at the last weighings
+        self._marks: tuple[tuple[int, Cost], ...] = ()
         # a plan that must be installed as soon as fewer than three epochs live
         self._pending: tuple[Plan, Demand | None] | None = None
         self._lack_again_at = self._propose_at = 0.0
@@ -158,7 +169,12 @@ class Adapter:
             if self._resting:
                 self._resting -= 1
             elif self._trial is None and self._is_settled():
+                self._mark()
                 self._begin(self._weigh(self._replanner, head.plan), for_lack=False)
+
+    def _mark(self) -> None:
+        head = self._book.epochs.wanted or 0
+        self._marks = (*self._marks[1 - _MARKS :], (head, self.measured.cost(head, self._book.overlay)))
 
     def _begin(self, work: Awaitable[tuple[Made | None, Demand | None]], *, for_lack: bool) -> None:
         task = asyncio.ensure_future(work)
@@ -177,7 +193,7 @@ class Adapter:
 
     async def _weigh(self, with_: Replanner, plan: Plan) -> tuple[Made | None, Demand | None]:
         demand = await with_.source(plan)
-        if demand is None or not len(demand):
+        if demand is None or demand.events < max(1, with_.least_events):
             return None, None
         job = Job(plan, with_.specs, demand, with_.threshold, with_.seed)
         return await self._make_plans(job), demand
@@ -194,7 +210,7 @@ class Adapter:
             await self._decide("give_up", reason, head.plan)
             return
         if made is None:
-            _log.info("nothing is known of what is published of late, so plans are not weighed")
+            _log.info("too little is known of what is published of late, so plans are not weighed")
             return
         if making.for_lack:
             if made.plan is None:
@@ -241,7 +257,8 @@ class Adapter:
             await self._decide("keep", str(error), before, made)
             return
         if old is not None:
-            self._trial = _Trial(epoch, old, before, time.monotonic())
+            marks = tuple(cost for head, cost in self._marks if head == old)
+            self._trial = _Trial(epoch, old, before, time.monotonic(), marks)
         saving = 0.0 if made.saving is None else made.saving
         reason = f"saves {saving:.1%} of the predicted cost"
         await self._decide("install", reason, before, made, epoch=epoch)
@@ -261,6 +278,9 @@ class Adapter:
             return
         self._trial = None
         before = self.measured.cost(trial.old, self._book.overlay)
+        late = (before.since(mark) for mark in reversed(trial.marks))
+        # of little that was published the cost says little
+        before = next((cost for cost in late if cost.events >= with_.enough_events), before)
         if has_risen(before, after, with_.tolerance):
             await self._roll_back(trial, before, after)
         else:

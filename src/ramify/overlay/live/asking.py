@@ -40,6 +40,7 @@ MOST_REQUEST_BYTES = 128 << 10
 LONGEST_WAIT_S = 60.0
 
 _LONGEST_ID = 256
+_MOST_NUMBER = 1 << 53
 _MOST_AT_ONCE = 512
 _AGAIN_S = 0.2
 _GRACE_S = 2.0
@@ -60,8 +61,8 @@ def check_request(
             return Problem("bad_request", f"op is {request.op[:40]!r}: give one of {', '.join(OPS)}")
         if request.op in _NEEDS_ID and not 0 < len(request.id.encode()) <= _LONGEST_ID:
             return Problem("bad_request", f"{request.op} needs id: 1 to {_LONGEST_ID} bytes that name it")
-        if request.quota_bytes < 1 or request.lease_s < 1:
-            return Problem("bad_request", "quota_bytes and lease_s must be 1 or more")
+        if not (1 <= request.quota_bytes <= _MOST_NUMBER and 1 <= request.lease_s <= _MOST_NUMBER):
+            return Problem("bad_request", f"quota_bytes and lease_s must be 1 to {_MOST_NUMBER}")
         if request.op in _NEEDS_FILTER:
             if request.filter is None:
                 return Problem("bad_request", f"{request.op} needs filter: sql, pattern or keywords")
@@ -205,6 +206,10 @@ def _problem(code: str, reason: str) -> Answer:
 
 async def _respond(message: Msg, answer: Answer) -> None:
     try:
-        await message.respond(encode(answer))
+        try:
+            await message.respond(encode(answer))
+        except nats.errors.MaxPayloadError:
+            reason = "the answer is larger than a message of this server may be: raise its max_payload"
+            await message.respond(encode(Answer(error=Problem("limit", reason))))
     except (nats.errors.Error, OSError):
         return  # the client asks again

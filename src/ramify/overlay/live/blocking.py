@@ -5,6 +5,7 @@ too; Ctrl-C ends the waiting and loses no event.
 """
 
 import asyncio
+import contextlib
 import ssl
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -18,19 +19,55 @@ from ramify.overlay.live.clients import Client, Connecting, Filter, Subscription
 from ramify.overlay.live.control import DEFAULT_LEASE_S, DEFAULT_QUOTA_BYTES, Advertisement, Held
 from ramify.overlay.live.incoming import Received
 from ramify.overlay.live.outgoing import Publishable
+from ramify.overlay.live.tasks import end_tasks
 
 __all__ = ["BlockingClient", "BlockingSubscription"]
 
 _T = TypeVar("_T")
 
+# connections are closed in order before: what is left then hangs
+_END_S = 10.0
+_LAST_TURNS = 8
+
 
 class _Loop:
-    """An event loop in a thread."""
+    """An event loop in a thread. The thread ends what the loop still has, whoever is interrupted here."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._last: Coroutine[Any, Any, None] | None = None
+        self._fault: Exception | None = None
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            self._loop.run_until_complete(self._wind_up())
+        finally:
+            self._loop.close()
+
+    async def _wind_up(self) -> None:
+        """Do the last thing, end all tasks, and let the transports that they closed go: once the loop is
+        closed it would be too late for any of it."""
+        try:
+            async with asyncio.timeout(_END_S):
+                if self._last is not None:
+                    await self._last
+        except Exception as error:
+            self._fault = error
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_END_S):
+                # who was cancelled already may be closing a connection
+                if ending := {task for task in _others() if task.cancelling()}:
+                    await asyncio.wait(ending, timeout=1.0)
+                # those that end may begin others
+                while left := _others():
+                    await end_tasks(left)
+                await self._loop.shutdown_asyncgens()
+        for _ in range(_LAST_TURNS):
+            await asyncio.sleep(0)
 
     def run(self, work: Coroutine[Any, Any, _T], undo: Callable[[_T], None] | None = None) -> _T:
         """Wait for something done in the loop. If the waiting is interrupted it is cancelled; if it was
@@ -53,12 +90,25 @@ class _Loop:
                 self._loop.call_soon_threadsafe(lambda: undo(done[0]) if done and undo else None)
             raise
 
-    def end(self) -> None:
-        """Stop the loop, and wait for the thread."""
+    def end(self, last: Coroutine[Any, Any, None] | None = None) -> None:
+        """Do a last thing, stop the loop, and wait for the thread. That takes seconds at the most, so it is
+        seen through when it is interrupted. Raises what the last thing raised."""
+        self._last = last
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.close()
+        interrupted: BaseException | None = None
+        while self._thread.is_alive():
+            try:
+                self._thread.join()
+            except KeyboardInterrupt as error:
+                interrupted = error
+        if interrupted is not None:
+            raise interrupted
+        if self._fault is not None:
+            raise self._fault
+
+
+def _others() -> set[asyncio.Task[Any]]:
+    return {task for task in asyncio.all_tasks() if task is not asyncio.current_task()}
 
 
 class BlockingClient:
@@ -113,10 +163,7 @@ class BlockingClient:
         """Acknowledge what is dealt with, and disconnect."""
         if not self._is_closed:
             self._is_closed = True
-            try:
-                self._loop.run(self._client.close())
-            finally:
-                self._loop.end()
+            self._loop.end(self._client.close())
 
     @property
     def name(self) -> str:

@@ -7,6 +7,9 @@ Owns the form. Seeds stay in files of their own; a path is relative to the direc
     linger_ms = 5.0
     lease_s = 15                         # after so long without a sign of life a broker counts as lost
     metrics_port = 9100                  # 0 picks one; without it there are no metrics
+    tls_ca = "ca.pem"                    # PEM files for servers below with a URL tls://: who signs them,
+    tls_cert = "v1.pem"                  # and, where they verify clients, who this broker is
+    tls_key = "v1.key"
 
     [server]                             # the broker's own, as its router
     url = "nats://127.0.0.1:15001"
@@ -17,8 +20,8 @@ Owns the form. Seeds stay in files of their own; a path is relative to the direc
     seed_file = "keys/control-v1.nk"
 
     [neighbours."v2"]                    # a neighbour's server, as this broker
-    url = "nats://127.0.0.1:15002"
-    seed_file = "keys/link-v1.nk"
+    url = "tls://v2.example.com:4222"
+    seed_file = "keys/link-v1.nk"        # and tls_ca, tls_cert, tls_key where it has others
 
     [sizes]                              # bytes of streams: published, out, rejected, samples
     [limits]                             # of a client's message: the fields of `Limits`
@@ -41,6 +44,7 @@ from ramify.overlay.live.names import token
 from ramify.overlay.live.sampling import DEFAULT_PROBABILITY
 from ramify.overlay.live.security import Control, Neighbour, Role, Router, read_seed
 from ramify.overlay.live.streams import Endpoint, Sizes
+from ramify.overlay.live.tls import TlsFiles
 
 __all__ = ["BrokerFile", "ServerEntry", "read_broker_file", "write_broker_file"]
 
@@ -49,10 +53,12 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class ServerEntry:
-    """A server and the file of the seed to connect with; None for a server that asks for none."""
+    """A server, the file of the seed to connect with (None for a server that asks for none), and TLS: what
+    is set there makes TLS a must, as a URL tls:// does."""
 
     url: str
     seed_file: Path | None = None
+    tls: TlsFiles = field(default_factory=TlsFiles)
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,10 @@ class BrokerFile:
     lease_s: int = DEFAULT_LEASE_S
 
     def config(self) -> GovernedConfig:
-        """The settings with the seeds. Raises `InputError` for a seed that is missing or open to others."""
+        """The settings with the seeds and TLS contexts.
+
+        Raises `InputError` for a seed that is missing or open to others, and for a PEM file that is none.
+        """
         broker = BrokerConfig(
             self.name,
             _endpoint(self.server, Router(self.name)),
@@ -86,15 +95,22 @@ class BrokerFile:
 
 def _endpoint(entry: ServerEntry, role: Role) -> Endpoint:
     seed = None if entry.seed_file is None else read_seed(entry.seed_file).seed
-    return Endpoint(entry.url, seed, role.inbox_prefix, f"{role.kind} {role.name}")
+    name = f"{role.kind} {role.name}"
+    return Endpoint(entry.url, seed, role.inbox_prefix, name, entry.tls.context())
 
 
-class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+class _Tls(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+
+
+class _Entry(_Tls, forbid_unknown_fields=True):
     url: str
     seed_file: str | None = None
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
+class _File(_Tls, forbid_unknown_fields=True):
     name: str
     server: _Entry
     control: _Entry
@@ -140,11 +156,15 @@ def _checked(found: _File, base: Path) -> BrokerFile:
         raise InputError(f"lease_s is {found.lease_s}: give 1 to 3600 whole seconds")
     if found.metrics_port is not None and not 0 <= found.metrics_port < 1 << 16:
         raise InputError(f"metrics_port is {found.metrics_port}: give 0 to 65535")
+    common = _tls(found, base)
     return BrokerFile(
         found.name,
-        _entry("server", found.server, base),
-        _entry("control", found.control, base),
-        {name: _entry(f"neighbours.{name}", entry, base) for name, entry in found.neighbours.items()},
+        _entry("server", found.server, base, common),
+        _entry("control", found.control, base, common),
+        {
+            name: _entry(f"neighbours.{name}", entry, base, common)
+            for name, entry in found.neighbours.items()
+        },
         _made(Sizes, "sizes", found.sizes),
         _made(Limits, "limits", found.limits),
         found.linger_ms,
@@ -154,10 +174,18 @@ def _checked(found: _File, base: Path) -> BrokerFile:
     )
 
 
-def _entry(key: str, entry: _Entry, base: Path) -> ServerEntry:
+def _entry(key: str, entry: _Entry, base: Path, common: TlsFiles) -> ServerEntry:
     if not entry.url.startswith(("nats://", "tls://")) or len(entry.url) < 8:
         raise InputError(f"{key}.url is {entry.url[:80]!r}: give nats://host:port or tls://host:port")
-    return ServerEntry(entry.url, None if entry.seed_file is None else base / entry.seed_file)
+    own = _tls(entry, base)
+    if own == TlsFiles() and entry.url.startswith("tls://"):
+        own = common
+    return ServerEntry(entry.url, None if entry.seed_file is None else base / entry.seed_file, own)
+
+
+def _tls(found: _Tls, base: Path) -> TlsFiles:
+    files = (found.tls_ca, found.tls_cert, found.tls_key)
+    return TlsFiles(*(None if file is None else base / file for file in files))
 
 
 def _made(type_: type[_T], key: str, values: Mapping[str, int]) -> _T:
@@ -186,6 +214,8 @@ def write_broker_file(path: str | os.PathLike[str], settings: BrokerFile) -> Non
         lines += ["", f"[{key}]", f"url = {_text(entry.url)}"]
         if entry.seed_file is not None:
             lines.append(f"seed_file = {_text(str(entry.seed_file))}")
+        files = {"tls_ca": entry.tls.ca, "tls_cert": entry.tls.cert, "tls_key": entry.tls.key}
+        lines += [f"{name} = {_text(str(file))}" for name, file in files.items() if file is not None]
     tables: dict[str, Any] = {"sizes": settings.sizes, "limits": settings.limits}
     for key, table in tables.items():
         lines += ["", f"[{key}]", *(f"{f.name} = {getattr(table, f.name)}" for f in fields(table))]

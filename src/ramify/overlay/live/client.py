@@ -7,7 +7,9 @@ lost does no harm. Before they are over it gives up with `OutcomeUnknownError`.
 `LaneReader` takes what comes on the lane, each number once and in order, and acknowledges what it is told
 to. `deliveries` is the simple form of it: what was yielded is acknowledged when the next is asked for. A
 client that keeps the number of the last one it has dealt with, together with the effects, and gives it as
-`after` when it comes back, gets every delivery exactly once. Another may get the last ones again.
+`after` when it comes back, gets every delivery exactly once. Another may get the last ones again. A number
+that the lane has not reached, after a loss of data or a mistake, is a `LostPositionError` before anything
+is acknowledged: what has the numbers up to it would pass for old.
 
 A message with the header X and a reason says that the broker suspended the client: what was unread before
 it is gone, and nothing follows until the client resumes. It is raised as `SuspendedError`, at its number.
@@ -21,6 +23,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import nats.errors
 import pyarrow as pa
@@ -33,10 +36,17 @@ from ramify.overlay.live.intake import ARROW_TYPE
 from ramify.overlay.live.lanes import Inlet, Verdict
 from ramify.overlay.live.names import OUT, PUBLISH, token
 from ramify.overlay.live.pulling import Pulled, Puller
-from ramify.overlay.live.security import INFO
+from ramify.overlay.live.security import INFO, LAST
 from ramify.overlay.live.streams import DUPLICATE_WINDOW_S, Endpoint, connect
 
-__all__ = ["Delivered", "LaneClient", "LaneReader", "OutcomeUnknownError", "SuspendedError"]
+__all__ = [
+    "Delivered",
+    "LaneClient",
+    "LaneReader",
+    "LostPositionError",
+    "OutcomeUnknownError",
+    "SuspendedError",
+]
 
 _TRY_S = 2.0
 _GAP_S = 0.5
@@ -49,6 +59,19 @@ _FULL = {10077, 10047, 10023, 10025}  # bytes or messages of the stream, file st
 
 class OutcomeUnknownError(LiveError):
     """The broker's server did not answer in time: the events may have been accepted or not."""
+
+
+class LostPositionError(LiveError):
+    """The lane ends at `last`, before `position`, up to which everything is said to be dealt with."""
+
+    def __init__(self, client: str, position: int, last: int) -> None:
+        self.position = position
+        self.last = last
+        super().__init__(
+            f"the lane of client {client!r} ends at {last}, before the position {position}: that is not of "
+            "this lane, or the broker's server has lost what it had. Nothing was acknowledged. Connect "
+            "again without a position, or give the right one, and look for what is missing"
+        )
 
 
 class SuspendedError(LiveError):
@@ -99,11 +122,11 @@ class LaneClient:
         endpoint: Endpoint,
         *,
         failed: Callable[[Exception], None] = lambda error: None,
-        **options: object,
+        **options: Any,
     ) -> "LaneClient":
         """Connect to the server of the client's broker; waits until it is there.
 
-        `failed` hears of each attempt that did not succeed; `options` are those of nats-py, such as `tls`.
+        `failed` hears of each attempt that did not succeed; `options` are those of nats-py.
         """
         client: LaneClient | None = None
 
@@ -134,7 +157,19 @@ class LaneClient:
         give_up_s: float = 60.0,
         content_type: str | None = None,
     ) -> int:
-        """Publish a batch of events, or one CloudEvent as JSON; returns its place in the broker's stream.
+        """As `accepted`, without whether it was there."""
+        return (await self.accepted(events, id=id, give_up_s=give_up_s, content_type=content_type))[0]
+
+    async def accepted(
+        self,
+        events: pa.RecordBatch | bytes,
+        *,
+        id: str | None = None,
+        give_up_s: float = 60.0,
+        content_type: str | None = None,
+    ) -> tuple[int, bool]:
+        """Publish a batch of events, or one CloudEvent as JSON; returns its place in the broker's stream,
+        and whether it was there before this call.
 
         `id` tells two publishes apart from one that is tried again. A stream that is full is tried again
         too.
@@ -174,7 +209,8 @@ class LaneClient:
                 continue
             told = json.loads(answer.data)
             if "error" not in told:
-                return int(told["seq"])
+                # after a try without an answer nobody knows whose it is
+                return int(told["seq"]), bool(told.get("duplicate")) and not unanswered
             said = str(told["error"].get("description"))
             if told["error"].get("err_code") not in _FULL:
                 raise LiveError(f"the broker refused the publish: {said}")
@@ -214,6 +250,7 @@ class LaneReader:
         self._arrived = asyncio.Event()
         consumer = f"client_{client.token}"
         self._info = f"{INFO}.{consumer}"
+        self._last = f"{LAST}.{client.token}"
         self._puller = Puller(self._nats, OUT, consumer, self._arrived, self._info)
         self._inlet = Inlet(after or 0)
         # where the lane stands is known, or shows in what comes first: it comes in order after a reset
@@ -240,11 +277,14 @@ class LaneReader:
         ------
         SuspendedError
             When the client is suspended; taking goes on behind that.
+        LostPositionError
+            When the lane ends before the position, at the start or after an outage.
         LiveError
             When what would be next can never come: another reader of this client has acknowledged it.
         """
         if not self._started:
             self._known = self._known or not await self._was_read()
+            await self._check_position()
             await self._puller.start()
             self._started = True
         while True:
@@ -253,6 +293,8 @@ class LaneReader:
             if self._suspension is not None:
                 await self._raise_suspension(*self._suspension)
             await self._set_right()
+            if self._connections != self._nats.stats["reconnects"]:
+                continue
             if not self._puller.buffer:
                 await self._wait(_GAP_S)
                 continue
@@ -317,12 +359,14 @@ class LaneReader:
 
     async def _set_right(self) -> None:
         """Have the lane delivered again from what was acknowledged, if something is missing."""
-        connections = self._nats.stats["reconnects"]
-        if self._connections != connections:
+        while self._connections != (connections := self._nats.stats["reconnects"]):
             self._stuck = 0.0
-        if not self._known and self._connections != connections:
-            await self._reset()
-        self._connections = connections
+            if not self._known:
+                await self._reset()
+            elif self._connections >= 0:
+                # the server may have come back with less than it had
+                await self._check_position()
+            self._connections = connections
         if self._stuck and time.monotonic() - self._stuck > _GONE_S:
             self._stuck = 0.0
             raise LiveError(
@@ -338,6 +382,29 @@ class LaneReader:
     async def _reset(self) -> None:
         self._replies.clear()
         await self._insist(self._puller.reset)
+        await self._check_position()
+
+    async def _check_position(self) -> None:
+        """Raise `LostPositionError` when the lane ends before what was taken."""
+        if self._inlet.taken == 0:
+            return
+        last = await self._end_of_lane()
+        if last < self._inlet.taken:
+            raise LostPositionError(self._client.name, self._inlet.taken, last)
+
+    async def _end_of_lane(self) -> int:
+        """The number of the last message there, 0 without one."""
+        while True:
+            self._client.check_allowed()
+            try:
+                # the broker keeps the last one of every lane, for its number
+                headers = (await self._nats.request(self._last, b"", timeout=_TRY_S)).headers or {}
+            except (nats.errors.Error, TimeoutError):
+                await asyncio.sleep(_WAIT_S)
+                continue
+            if "L" in headers or headers.get("Status") == "404":
+                return int(headers.get("L", "0"))
+            await asyncio.sleep(_WAIT_S)
 
     async def _has_strayed(self) -> bool:
         """Whether the server waits for more acknowledgements than there are messages taken and held."""

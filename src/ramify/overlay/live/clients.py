@@ -40,7 +40,13 @@ import msgspec
 import nats.errors
 
 from ramify.errors import InputError, LiveError
-from ramify.overlay.live.client import Delivered, LaneClient, OutcomeUnknownError, SuspendedError
+from ramify.overlay.live.client import (
+    Delivered,
+    LaneClient,
+    LostPositionError,
+    OutcomeUnknownError,
+    SuspendedError,
+)
 from ramify.overlay.live.control import (
     DEFAULT_LEASE_S,
     DEFAULT_QUOTA_BYTES,
@@ -76,6 +82,7 @@ __all__ = [
     "Delivered",
     "ExistsError",
     "Filter",
+    "LostPositionError",
     "NotEverywhereError",
     "OutcomeUnknownError",
     "Place",
@@ -96,6 +103,7 @@ _log = logging.getLogger(__name__)
 Filter: TypeAlias = str | Mapping[str, Any] | Sequence[str] | Sequence[Sequence[str]]
 """SQL text, a pattern, or keywords."""
 
+_MISSING_SHOWN = 3
 _MARGIN_S = 5.0
 _PAUSE_S = 0.2
 
@@ -175,6 +183,8 @@ class Client:
         self._secret = secret
         self._timeout_s = timeout_s
         self._incoming = Incoming(lane, after)
+        self.accepted_before = 0
+        """Events that this client published although the broker's server had them: they are not doubled."""
 
     @classmethod
     def connect(
@@ -192,6 +202,8 @@ class Client:
 
         `after` is the lane's number up to which everything is dealt with, when that is known from before.
         `timeout_s` bounds this and every request; a connection that is lost later is made again for good.
+        `tls` says whom to trust (`ssl.create_default_context(cafile=...)`) and makes TLS a must; so does a
+        URL tls://, with the authorities of this system.
 
         Raises
         ------
@@ -235,7 +247,8 @@ class Client:
 
         Many events go in several messages, one after the other; the place is that of the last, 0 without
         any. The same events published again within ten minutes (by source and id, in the same cut, or
-        under the same `id`) are accepted and not doubled. `check`: see `outgoing`.
+        under the same `id`) are accepted and not doubled; `accepted_before` counts them. `check`: see
+        `outgoing`.
 
         Raises
         ------
@@ -249,9 +262,10 @@ class Client:
         most = self._lane.connection.max_payload
         place = 0
         for message in outgoing(events, self._secret, id=id, max_payload=most, check=check):
-            place = await self._lane.publish(
+            place, before = await self._lane.accepted(
                 message.payload, id=message.id, give_up_s=give_up_s, content_type=message.content_type
             )
+            self.accepted_before += message.events if before else 0
         return place
 
     # ------------------------------------------------------------------------------------ subscribing
@@ -336,6 +350,8 @@ class Client:
         ------
         SuspendedError
             See `resume`; come back with `after=error.number`.
+        LostPositionError
+            When the lane ends before `after`: nothing is acknowledged.
         """
         async with contextlib.aclosing(self._incoming.deliveries(after)) as lane:
             async for delivered in lane:
@@ -357,8 +373,10 @@ class Client:
         return answer.client or ClientRecord(self.name, "")
 
     def _warn(self, what: str, answer: Answer) -> None:
-        for broker, why in sorted(answer.missing.items()):
-            _log.warning("client %s: %s is not active at %s yet: %s", self.name, what, broker, why)
+        if missing := sorted(answer.missing.items()):
+            some = "; ".join(f"{broker}: {why}" for broker, why in missing[:_MISSING_SHOWN])
+            more = f" and {len(missing) - _MISSING_SHOWN} more" if len(missing) > _MISSING_SHOWN else ""
+            _log.warning("client %s: %s is not active everywhere yet (%s%s)", self.name, what, some, more)
 
     async def _ask(self, request: Request) -> Answer:
         """The broker's answer. Requests are idempotent, so one without an answer is made again."""
@@ -482,14 +500,10 @@ class Connecting:
         def failed(error: Exception) -> None:
             last[:] = [str(error) or repr(error)]
 
-        endpoint = Endpoint(self._url, self._seed, self._prefix, f"{CLIENT} {self._name}")
-        # without the handshake first, whoever stands between could leave TLS out
-        tls: dict[str, object] = (
-            {} if self._tls is None else {"tls": self._tls, "tls_handshake_first": True}
-        )
+        endpoint = Endpoint(self._url, self._seed, self._prefix, f"{CLIENT} {self._name}", self._tls)
         try:
             async with asyncio.timeout(self._timeout_s):
-                lane = await LaneClient.connect(self._name, endpoint, failed=failed, **tls)
+                lane = await LaneClient.connect(self._name, endpoint, failed=failed)
         except (TimeoutError, ValueError) as error:
             why = (last or [str(error) or "no answer"])[0]
             raise LiveError(

@@ -7,6 +7,7 @@ The store (`store.Store`, bucket CTL), with names as tokens:
     leader                  lease of the coordinator that decides
     state                   `State`, by compare-and-set by the leader: what every broker is to do
     overlay                 the overlay (large value)
+    replaced                names the last wish to replace the plan that was carried out
     plans.<id>              a plan (large value, `plan_files.encode_plan`), never changed
     changes.<id>            `Changes`: one revision of one epoch's plan, never changed
     brokers.<broker>        lease of a broker; its session is in it
@@ -33,6 +34,7 @@ __all__ = [
     "DEFAULT_QUOTA_BYTES",
     "LEADER",
     "OVERLAY",
+    "REPLACED",
     "STATE",
     "Advertisement",
     "Answer",
@@ -52,7 +54,7 @@ __all__ = [
     "encode",
 ]
 
-LEADER, STATE, OVERLAY = "leader", "state", "overlay"
+LEADER, STATE, OVERLAY, REPLACED = "leader", "state", "overlay", "replaced"
 COORDINATE = "ramify.coordinate"
 """Where the leader answers, in the account CONTROL of the control server."""
 

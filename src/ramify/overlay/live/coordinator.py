@@ -13,7 +13,7 @@ import contextlib
 import logging
 import multiprocessing
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,14 +23,14 @@ from nats.aio.client import Client as Nats
 from ramify.content.events import AttributeType
 from ramify.errors import InputError, LiveError, PlanError
 from ramify.network.overlay import Overlay
-from ramify.overlay.deciding import Book
+from ramify.overlay.deciding import Book, Write
 from ramify.overlay.epochs import EpochError
 from ramify.overlay.live.adapting import Replanner, Settings
-from ramify.overlay.live.control import LEADER, OVERLAY, STATE, State, decode
+from ramify.overlay.live.control import LEADER, OVERLAY, REPLACED, STATE, State, decode
 from ramify.overlay.live.leading import Term, together
 from ramify.overlay.live.led_store import Stores
 from ramify.overlay.live.store import INITIAL, Lease, Store
-from ramify.overlay.live.streams import Endpoint, connect
+from ramify.overlay.live.streams import Endpoint, connect, sparing
 from ramify.overlay.replanning import Job, Made, make_plans
 from ramify.planning.catalog import make_plan
 from ramify.planning.check import check
@@ -58,6 +58,8 @@ class CoordinatorConfig:
     control        the control server, as a user of account CONTROL
     plan           the first plan; its subscriptions become the registry's. Later starts keep what the store
                    has, unless `replace_plan` asks for this plan as a new epoch
+    replace_once   names this wish to replace: of all coordinators and starts with the same name one does,
+                   so that what was planned since is not undone by a restart or a standby
     overlay        where there is no first plan: the overlay to begin with, with a plan of `scheme`
     scheme         also what makes plans where the present plan's scheme has no name here
     schema         the types of attributes that filters are read with, where there is no first plan
@@ -76,6 +78,7 @@ class CoordinatorConfig:
     schema: Mapping[str, AttributeType] = field(default_factory=dict)
     attachments: Mapping[str, str] = field(default_factory=dict)
     replace_plan: bool = False
+    replace_once: str = ""
     lease_s: int = 5
     replicas: int = 1
     planning_s: float = 120.0
@@ -110,9 +113,11 @@ class Coordinator:
                 await asyncio.sleep(_AFTER_TROUBLE_S)
 
     async def _connected(self) -> None:
-        store = await Store.connect(self.config.control, replicas=self.config.replicas)
+        who = f"coordinator {self.config.name} cannot connect to {self.config.control.url}"
+        failed = sparing(lambda why: _log.warning("%s: %s", who, why))
+        store = await Store.connect(self.config.control, replicas=self.config.replicas, failed=failed)
         try:
-            connection = await connect(self.config.control)
+            connection = await connect(self.config.control, failed=failed)
             try:
                 await self._serve(store, connection)
             finally:
@@ -156,17 +161,20 @@ class Coordinator:
         found = await stores.store.get(STATE)
         if found is None:
             book = await self._first(stores, clients)
+            if self.config.replace_once:
+                await stores.store.put(REPLACED, self.config.replace_once.encode(), force=True)
         else:
             stores.revisions[STATE] = found[1]
             book = await _load(stores, found[0], clients)
             if self.config.replace_plan and self.config.plan is not None and not self._replaced:
-                await self._replace(stores, book, self.config.plan)
+                await self._replace_once(stores, book, self.config.plan)
         self._replaced = True
         return book
 
     async def _first(self, stores: Stores, clients: Mapping[str, bytes]) -> Book:
         plan = await asyncio.to_thread(self._first_plan)
         book, writes = await asyncio.to_thread(Book.first, plan, _fresh)
+        _check_sizes(writes, stores.store.most_value_bytes)
         # left by a first start that did not come to its end
         for key in clients.keys() - {write.key for write in writes}:
             await stores.delete(key)
@@ -183,22 +191,43 @@ class Coordinator:
         problem = Problem.of(config.overlay, classes, Demand.of([]), config.attachments)
         return check(make_plan(config.scheme, problem), problem)
 
-    async def _replace(self, stores: Stores, book: Book, plan: Plan) -> None:
-        """Propose the plan that was given, with what clients want now, unless it is the head already."""
+    async def _replace_once(self, stores: Stores, book: Book, plan: Plan) -> None:
+        wish = self.config.replace_once.encode()
+        found = await stores.store.get(REPLACED)
+        if wish and found is not None and found[0] == wish:
+            return
+        if await self._replace(stores, book, plan) and wish:
+            await stores.store.put(REPLACED, wish, force=True)
+
+    async def _replace(self, stores: Stores, book: Book, plan: Plan) -> bool:
+        """Propose the plan that was given, with what clients want now, unless it is the head already.
+
+        Whether it is the head now.
+        """
         if plan.overlay != book.overlay:
             raise InputError(
                 "the plan to begin with was made for another overlay than the store has. "
                 "Plan for that one, or begin with an empty control server."
             )
         if await asyncio.to_thread(book.is_head, _checked(plan)):
-            return
+            return True
         try:
             epoch, writes = await asyncio.to_thread(book.propose, plan)
         except (EpochError, PlanError) as error:
             _log.warning("the given plan is not installed, the present one stays: %s", error)
-            return
+            return False
         await stores.write([*writes, book.state()])
         _log.info("epoch %d: the given plan %s replaces the one in the store", epoch, plan.scheme)
+        return True
+
+
+def _check_sizes(writes: Sequence[Write], most: int) -> None:
+    for write in writes:
+        if not write.large and len(write.value) > most:
+            raise InputError(
+                f"{write.key} has {len(write.value)} bytes, the control server takes {most}: give clients "
+                "of the plan fewer subscriptions each, or the server a larger max_payload"
+            )
 
 
 def _fresh() -> str:

@@ -4,6 +4,7 @@ Owns the directory:
 
     overlay.json               the overlay; a directory belongs to one
     clients.json               client -> broker; `add_clients` edits it, also while the overlay runs
+    coordinators.json          who may lead beside `coordinator`; `add_coordinators` likewise
     clients/<client>.json      how a client connects (`ClientFile`)
     keys/ brokers/<broker>/    see `Site`; control/ is the store of the control server
     config/<broker>.toml       what a router is started with (`broker_files`)
@@ -16,7 +17,7 @@ Everything but running.json is kept between runs, ports included.
 """
 
 import fcntl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -27,7 +28,7 @@ from ramify.errors import InputError, LiveError
 from ramify.network.files import read_overlay, write_overlay
 from ramify.network.overlay import Overlay
 from ramify.overlay.live.names import token
-from ramify.overlay.live.security import Client, Control, KeyRing
+from ramify.overlay.live.security import Client, Control, KeyRing, Router, accounts_config
 from ramify.overlay.live.streams import Endpoint
 
 __all__ = ["COORDINATOR", "VIEWER", "ClientFile", "Directory", "RunningFile", "replace_file"]
@@ -86,7 +87,12 @@ class Directory:
                 f"{len(overlay)}: give another directory, or remove this one",
                 path=str(self.path),
             )
-        write_overlay(overlay, file)
+        if kept != overlay:
+            raise InputError(
+                f"holds overlay {kept.name}, with another name, other prices, latencies or sites than what "
+                "was given: give another directory, or remove this one",
+                path=str(self.path),
+            )
 
     def overlay(self) -> Overlay:
         """The overlay that the directory belongs to."""
@@ -123,6 +129,37 @@ class Directory:
                 )
             self.ring.pair(Client(client))
         replace_file(self.path / "clients.json", known | dict(clients))
+
+    def coordinators(self) -> list[str]:
+        """Who may lead, or stand by: users of the control server."""
+        file = self.path / "coordinators.json"
+        if not file.exists():
+            return [COORDINATOR]
+        try:
+            more = msgspec.json.decode(file.read_bytes(), type=list[str])
+        except msgspec.DecodeError as error:
+            raise InputError(f"is not a list of coordinators: {error}", path=str(file)) from None
+        return [COORDINATOR, *more]
+
+    def add_coordinators(self, names: Sequence[str]) -> None:
+        """Let coordinators in and make their keys. An overlay that runs from here does so within a moment.
+
+        Raises `InputError` for a name that another user of the control server has.
+        """
+        known = self.coordinators()
+        for name in names:
+            if name == VIEWER or name in self.overlay().index:
+                raise InputError(f"coordinator {name!r} would have the key of another: use another name")
+            self.ring.pair(Control(name))
+        more = [*known[1:], *(name for name in dict.fromkeys(names) if name not in known)]
+        if more != known[1:]:
+            replace_file(self.path / "coordinators.json", more)
+
+    def control_accounts(self) -> str:
+        """The accounts of the control server: brokers, coordinators, and who looks."""
+        users = [*self.overlay().brokers, *self.coordinators(), VIEWER]
+        publics = {name: self.ring.pair(Control(name)).public for name in users}
+        return accounts_config(self.ring.pair(Router(".control")).public, {}, {}, publics)
 
     def client_file(self, client: str) -> Path:
         """Where it says how a client connects."""

@@ -46,7 +46,7 @@ from ramify.overlay.live.quotas import Guard
 from ramify.overlay.live.sampling import DEFAULT_PROBABILITY, Sampler
 from ramify.overlay.live.steps import Node, Stepped
 from ramify.overlay.live.store import INITIAL, ConflictError, Lease, Store
-from ramify.overlay.live.streams import Endpoint, connect
+from ramify.overlay.live.streams import Endpoint, connect, sparing
 from ramify.overlay.live.tasks import end_tasks
 
 __all__ = ["DEFAULT_LEASE_S", "Governed", "GovernedConfig"]
@@ -64,6 +64,7 @@ _AGAIN_S = 0.5
 _QUIET_S = 1.0
 _STATUS_S = 2.0
 _STORE_S = 2.0
+_SAY_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -239,14 +240,20 @@ class Governed:
 
     async def _reach(self) -> None:
         """Connect to the control server, however long that takes; then it connects again by itself."""
+
+        def told(why: str) -> None:
+            self.trouble = f"cannot connect to the control server {self.config.control.url}: {why}"
+            _log.warning("broker %s: %s", self.name, self.trouble)
+
+        failed = sparing(told, _SAY_S)
         while self._store is None:
             try:
-                self._store = await Store.connect(self.config.control, timeout_s=_STORE_S)
+                self._store = await Store.connect(self.config.control, timeout_s=_STORE_S, failed=failed)
             except LiveError as error:
                 await self._trouble(error)
         while self._leader.connection is None:
             try:
-                self._leader.connection = await connect(self.config.control)
+                self._leader.connection = await connect(self.config.control, failed=failed)
             except LiveError as error:
                 await self._trouble(error)
         self._reached.set()

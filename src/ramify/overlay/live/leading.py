@@ -43,7 +43,7 @@ from ramify.overlay.live.led_store import Stores
 from ramify.overlay.live.names import name_of
 from ramify.overlay.live.store import INITIAL, Change, Lease
 from ramify.overlay.live.tasks import end_tasks
-from ramify.overlay.requests import Rules, ask
+from ramify.overlay.requests import MOST_RECORD_BYTES, Asked, Rules, ask
 
 __all__ = ["MOST_AT_ONCE", "Term", "together"]
 
@@ -258,7 +258,7 @@ class Term:
             waiting = self._requests.popleft()
             client = waiting.passed.client
             before = records.get(client, book.records.get(client))
-            asked = ask(before, waiting.passed, rules)
+            asked = _asked(before, waiting.passed, rules)
             if asked.problem is not None or waiting.passed.request.op == "list":
                 answer = Answer(
                     asked.problem is None, asked.problem, book.epochs.revision, client=asked.record
@@ -286,6 +286,8 @@ class Term:
             plan.attachments,
             lambda id_: owner[id_] if id_ in owner else self.book.owner.get(id_),
             lambda client, id_: (client, id_) in self._removed,
+            # half: a suspension makes a record longer
+            min(MOST_RECORD_BYTES, self._stores.store.most_value_bytes // 2),
         )
 
     def _note(self, before: ClientRecord | None, after: ClientRecord, owner: dict[str, str | None]) -> None:
@@ -382,8 +384,23 @@ def _broker(key: str) -> str:
         return ""
 
 
+def _asked(before: ClientRecord | None, passed: Passed, rules: Rules) -> Asked:
+    """As `ask`. One that trips over a fault of ours is refused: the same again would end every term."""
+    try:
+        return ask(before, passed, rules)
+    except Exception as error:
+        _log.exception("a request %s of client %s failed", passed.request.op, passed.client)
+        record = before or ClientRecord(passed.client, passed.broker)
+        reason = f"the coordinator failed at this request: {error!r}. Its log says where."
+        return Asked(record, problem=Problem("bad_request", reason))
+
+
 async def _respond(message: Msg, answer: Answer) -> None:
     try:
-        await message.respond(encode(answer))
+        try:
+            await message.respond(encode(answer))
+        except nats.errors.MaxPayloadError:
+            reason = "the answer is larger than a message of this server may be: raise its max_payload"
+            await message.respond(encode(Answer(error=Problem("limit", reason))))
     except (nats.errors.Error, OSError) as error:
         _log.warning("an answer could not be sent: %r", error)

@@ -58,6 +58,21 @@ class Overview:
         """Whether every broker routes."""
         return bool(self.brokers) and all(broker.state == "routing" for broker in self.brokers)
 
+    def behind(self, since: float) -> list[str]:
+        """The brokers that do not route by the newest epoch, or have not begun since a moment.
+
+        What a process has said of itself outlives it for a while.
+        """
+        newest = max((each.epoch for each in self.epochs), default=1)
+        return [
+            broker.name
+            for broker in self.brokers
+            if broker.state != "routing"
+            or broker.status is None
+            or broker.status.started < since
+            or broker.status.epoch < newest
+        ]
+
 
 async def look(store: Store) -> Overview:
     """Read everything once. Raises `LiveError` when the control server does not answer."""

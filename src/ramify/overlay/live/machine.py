@@ -24,7 +24,6 @@ from ramify.network.overlay import Overlay
 from ramify.overlay.live.broker_files import BrokerFile, ServerEntry, write_broker_file
 from ramify.overlay.live.directory import (
     COORDINATOR,
-    VIEWER,
     ClientFile,
     Directory,
     RunningFile,
@@ -34,7 +33,7 @@ from ramify.overlay.live.frames import Limits
 from ramify.overlay.live.governed import DEFAULT_LEASE_S
 from ramify.overlay.live.names import token
 from ramify.overlay.live.sampling import DEFAULT_PROBABILITY
-from ramify.overlay.live.security import Client, Control, Neighbour, Role, Router, accounts_config
+from ramify.overlay.live.security import Client, Control, Neighbour, Role, Router
 from ramify.overlay.live.server import (
     OwnProcess,
     Server,
@@ -106,7 +105,8 @@ class MachineConfig:
     """What runs on this machine.
 
     `processes` routers' processes share the brokers: a process costs memory and start-up time, so there are
-    few. `coordinator` is the command of the coordinator, without what says where the control server is.
+    few. `coordinator` is the command of the coordinator, without what says who it is and where the control
+    server is; `standbys` are those of others beside it.
     """
 
     overlay: Overlay
@@ -117,6 +117,7 @@ class MachineConfig:
     limits: Limits = field(default_factory=Limits)
     sample_probability: float = DEFAULT_PROBABILITY
     lease_s: int = DEFAULT_LEASE_S
+    standbys: Sequence[Sequence[str]] = ()
 
 
 class Machine:
@@ -129,7 +130,7 @@ class Machine:
         self._servers: dict[str, Supervisor] = {}
         self._children: dict[str, Supervisor] = {}
         self._probes: list[StreamProbe] = []
-        self._started = time.time()
+        self.started_at = time.time()
         self._attached: dict[str, str] = {}
 
     # ------------------------------------------------------------------------------------------ start
@@ -139,6 +140,7 @@ class Machine:
         self.directory.create(self.config.overlay)
         self._lock = self.directory.lock()
         self._attached = self.directory.clients()
+        self.directory.add_coordinators([_standby(i) for i in range(len(self.config.standbys))])
         await self._start_servers()
         configs = self.directory.path / "config"
         for broker in self.config.overlay.brokers:
@@ -159,15 +161,22 @@ class Machine:
             self._probes.append(probe)
             self._servers[broker] = Supervisor(server, probe, every_s=_PROBE_EVERY_S)
         control = Server(self._control_config(ports.get("", 0)))
-        self._servers[""] = Supervisor(control, every_s=_LOOK_EVERY_S)
+        probe = StreamProbe(control, site.ring.pair(Control(COORDINATOR)).seed)
+        self._probes.append(probe)
+        # looked after more often than the others: while it is away no lease is renewed
+        self._servers[""] = Supervisor(control, probe, every_s=_LOOK_EVERY_S, probe_every_s=_PROBE_EVERY_S)
         await asyncio.gather(*(_start_anywhere(each) for each in self._servers.values()))
         found = {name: _server(each).config.port for name, each in self._servers.items()}
         replace_file(self.directory.path / "ports.json", found)
 
     def _commands(self, configs: Path) -> list[tuple[str, list[str]]]:
-        seed = self.directory.ring.path(Control(COORDINATOR))
-        where = ["--control", self.control_url, "--key", str(seed)]
-        found = [("coordinator", [*self.config.coordinator, *where, *self._announced("coordinator")])]
+        commands = {COORDINATOR: self.config.coordinator}
+        commands |= {_standby(i): each for i, each in enumerate(self.config.standbys)}
+        found: list[tuple[str, list[str]]] = []
+        for name, command in commands.items():
+            seed = self.directory.ring.path(Control(name))
+            where = ["--control", self.control_url, "--key", str(seed), "--name", name]
+            found.append((name, [*command, *where, *self._announced(name)]))
         brokers = self.config.overlay.brokers
         processes = max(1, min(self.config.processes, len(brokers)))
         for i in range(processes):
@@ -209,10 +218,7 @@ class Machine:
         return Site(self.config.overlay, self.directory.path, self._attached, self.config.sizes)
 
     def _control_config(self, port: int) -> ServerConfig:
-        ring = self.directory.ring
-        users = [*self.config.overlay.brokers, COORDINATOR, VIEWER]
-        publics = {name: ring.pair(Control(name)).public for name in users}
-        accounts = accounts_config(ring.pair(Router(".control")).public, {}, {}, publics)
+        accounts = self.directory.control_accounts()
         return ServerConfig(".control", self.directory.path / "control", accounts, port=port)
 
     @property
@@ -238,7 +244,7 @@ class Machine:
         pids = {name: child.pid or 0 for name, child in children.items() if isinstance(child, Child)}
         metrics = {name: url for name in children if (url := self._metrics(name))}
         name, urls = self.config.overlay.name, self.urls
-        found = RunningFile(os.getpid(), self._started, name, self.control_url, urls, pids, metrics)
+        found = RunningFile(os.getpid(), self.started_at, name, self.control_url, urls, pids, metrics)
         replace_file(self.directory.path / "running.json", found)
         return found
 
@@ -252,25 +258,26 @@ class Machine:
     # ------------------------------------------------------------------------------------------ watch
 
     async def watch(self) -> None:
-        """Let in the clients that are added, and keep `running.json` true, until cancelled.
+        """Let in clients and coordinators that are added, and keep `running.json` true, until cancelled.
 
-        Clients that cannot be let in now (their server is down, the file is damaged) are tried again.
+        Those that cannot be let in now (their server is down, the file is damaged) are tried again.
         """
-        file = self.directory.path / "clients.json"
+        files = [self.directory.path / name for name in ("clients.json", "coordinators.json")]
         # nothing: some may have been added since the start
         seen: object = None
         told: object = None
         trouble = ""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            if (now := _stamp(file)) != seen:
+            if (now := [_stamp(file) for file in files]) != seen:
                 try:
                     await self._let_in(self.directory.clients())
+                    await self._let_coordinators_in()
                     seen, trouble = now, ""
                 except RamifyError as error:
                     if str(error) != trouble:
                         trouble = str(error)
-                        _log.warning("new clients are not let in yet: %s", trouble)
+                        _log.warning("who was added is not let in yet: %s", trouble)
             children = {name: each.server for name, each in self._children.items()}
             found = [(c.pid, self._metrics(name)) for name, c in children.items() if isinstance(c, Child)]
             if found != told:
@@ -285,6 +292,12 @@ class Machine:
             await server.reload(site.accounts(broker))
         self._attached = dict(clients)
         self._write_clients()
+
+    async def _let_coordinators_in(self) -> None:
+        accounts = self.directory.control_accounts()
+        control = _server(self._servers[""])
+        if accounts != control.config.accounts:
+            await control.reload(accounts)
 
     @property
     def restarts(self) -> dict[str, int]:
@@ -321,8 +334,13 @@ async def _start_anywhere(supervisor: Supervisor) -> None:
         server = _server(supervisor)
         if server.config.port == 0:
             raise
-        supervisor.server = Server(replace(server.config, port=0))
+        # the same server: its probe must go where it is
+        server.config = replace(server.config, port=0)
         await supervisor.start()
+
+
+def _standby(i: int) -> str:
+    return f"{COORDINATOR}-{i + 2}"
 
 
 def _server(supervisor: Supervisor) -> Server:
@@ -340,12 +358,14 @@ class StreamProbe:
     def __init__(self, server: Server, seed: str) -> None:
         self._server, self._seed = server, seed
         self._connection: Nats | None = None
+        self._made = False
 
     async def __call__(self) -> bool:
         """Ask. Raises whatever goes wrong."""
         if self._connection is None:
             endpoint = Endpoint(self._server.url, self._seed, "_I.probe", "probe")
             self._connection = await connect(endpoint)
+        if not self._made:
             config = {
                 "name": _PROBE,
                 "subjects": ["probe"],
@@ -355,8 +375,11 @@ class StreamProbe:
                 "discard": "old",
             }
             await api(self._connection, f"STREAM.CREATE.{_PROBE}", config)
+        # after any fault the stream is made again: it may never have come to be, or be gone
+        self._made = False
         told = json.loads((await self._connection.request("probe", b"1", timeout=4)).data)
-        return "error" not in told
+        self._made = "error" not in told
+        return self._made
 
     async def close(self) -> None:
         """End the connection."""

@@ -27,10 +27,11 @@ from typing import ClassVar
 import nkeys  # type: ignore[import-untyped]
 
 from ramify.errors import InputError
-from ramify.overlay.live.names import CLIENT, CONTROL, OUT, PUBLISH, inbox_prefix, token
+from ramify.overlay.live.names import CLIENT, CONTROL, DELIVER, OUT, PUBLISH, inbox_prefix, token
 
 __all__ = [
     "INFO",
+    "LAST",
     "Client",
     "Control",
     "KeyPair",
@@ -67,7 +68,12 @@ Under a subject of our own: to `$JS.API.CONSUMER.INFO` the server answers twice,
 JetStream, and that refusal comes first (seen with 2.15.1; RESET and MSG.NEXT have one answer).
 """
 
+LAST = "ramify.last"
+"""Followed by a client's token: the last message on its lane, for who must know how far that goes."""
+
 _INFO_API = f"$JS.API.CONSUMER.INFO.{OUT}.*"
+_LAST_API = f"$JS.API.DIRECT.GET.{OUT}.{DELIVER}.*"
+_RENAMED = ((_INFO_API, f"{INFO}.*"), (_LAST_API, f"{LAST}.*"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +171,14 @@ class Client(Role):
 
     @property
     def publish(self) -> tuple[str, ...]:
-        """Its own publishes and requests, and its own consumer of OUT."""
+        """Its own publishes and requests, its own consumer of OUT, and the end of its own lane."""
         own = self.token
-        return (f"{PUBLISH}.{own}", f"{CONTROL}.{own}", *_lane(f"{self.kind}_{own}"))
+        return (
+            f"{PUBLISH}.{own}",
+            f"{CONTROL}.{own}",
+            f"{LAST}.{own}",
+            *_lane(f"{self.kind}_{own}"),
+        )
 
     @property
     def subscribe(self) -> tuple[str, ...]:
@@ -279,10 +290,10 @@ def accounts_config(
     _check_keys(
         [("the router", router_public), *((f"{r.kind} {r.name!r}", k) for r, k in (*edge, *shared))]
     )
-    services = (*_SERVICES, (_INFO_API, "single"))
+    services = (*_SERVICES, *((subject, "single") for subject, _ in _RENAMED))
     exports = [f'{{service: "{subject}", response_type: {kind}}}' for subject, kind in services]
     imports = [f'{{service: {{account: RAMIFY, subject: "{subject}"}}}}' for subject, _ in _SERVICES]
-    imports.append(f'{{service: {{account: RAMIFY, subject: "{_INFO_API}"}}, to: "{INFO}.*"}}')
+    imports += [f'{{service: {{account: RAMIFY, subject: "{a}"}}, to: "{b}"}}' for a, b in _RENAMED]
     blocks = [
         _account("RAMIFY", [f"{{nkey: {router_public}}}"], exports=exports, jetstream=True),
         _account("EDGE", [_user(role, key) for role, key in edge], imports=imports),
@@ -339,8 +350,8 @@ def _is_public(key: str) -> bool:
 class Tls:
     """TLS of a server: PEM files. With `verify`, clients too must show a certificate that `ca` signed.
 
-    Connect with `tls_handshake_first=True`. Without it nats-py asks for TLS only when the server's greeting
-    says so; that comes in the clear, and whoever stands between can leave it out.
+    Who connects must insist on TLS (`tls.TlsTransport`): the server's greeting may come in the clear, and
+    whoever stands between can leave out that it asks for it.
     """
 
     cert: Path

@@ -399,9 +399,10 @@ class Supervisor:
 
     The second happens after a full disk: publishes time out until a restart. `probe` finds it: an awaitable
     call that is true when the streams answer. `failures` misses in a row (false, an error, or no answer
-    within `probe_limit_s`) restart the server. Waits between restarts double from `first_wait_s` to
-    `longest_wait_s`, and start over after the server was well for `longest_wait_s`. It never gives up:
-    `restarts` and `reason` say what it did.
+    within `probe_limit_s`) restart the server. The process is looked after every `every_s`, and probed as
+    often, or every `probe_every_s`. Waits between restarts double from `first_wait_s` to `longest_wait_s`,
+    and start over after the server was well for `longest_wait_s`. It never gives up: `restarts` and
+    `reason` say what it did.
     """
 
     def __init__(
@@ -410,6 +411,7 @@ class Supervisor:
         probe: Callable[[], Awaitable[bool]] | None = None,
         *,
         every_s: float = 1.0,
+        probe_every_s: float | None = None,
         probe_limit_s: float = 5.0,
         failures: int = 3,
         first_wait_s: float = 0.1,
@@ -422,6 +424,7 @@ class Supervisor:
         """Why the last one was."""
         self._probe = probe
         self._every_s, self._probe_limit_s, self._failures = every_s, probe_limit_s, failures
+        self._probe_every_s = probe_every_s or 0.0
         self._first_wait_s, self._longest_wait_s = first_wait_s, longest_wait_s
         self._task: asyncio.Task[None] | None = None
 
@@ -442,8 +445,12 @@ class Supervisor:
 
     async def _watch(self) -> None:
         misses, wait_s, well_since = 0, self._first_wait_s, time.monotonic()
+        asked_at = time.monotonic()
         while True:
             await asyncio.sleep(self._every_s)
+            if self.server.alive and time.monotonic() - asked_at < self._probe_every_s:
+                continue
+            asked_at = time.monotonic()
             fault = await self._fault()
             misses = misses + 1 if fault else 0
             if not fault and time.monotonic() - well_since >= self._longest_wait_s:

@@ -3,8 +3,8 @@
 Owns the process: settings in, brokers until a signal, an orderly end. Several brokers of a process share
 plans, so many small ones cost little. It imports what routing needs and no more.
 
-SIGTERM and SIGINT end it with code 0. A broker that another process has taken over ends; the others go on,
-and when none is left the code is 3.
+SIGTERM, SIGINT and SIGHUP end it with code 0. A broker that another process has taken over ends; the others
+go on, and when none is left the code is 3.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from ramify.overlay.live.metrics import BrokerMetrics, serve_metrics
 from ramify.overlay.live.plan_cache import PlanCache
 from ramify.overlay.live.tasks import end_tasks
 
-__all__ = ["SUPERSEDED", "log_to_stderr", "serve_brokers", "until_signal"]
+__all__ = ["SUPERSEDED", "ending_signals", "log_to_stderr", "serve_brokers", "until_signal"]
 
 _log = logging.getLogger(__name__)
 
@@ -40,12 +40,18 @@ def log_to_stderr() -> None:
 
 
 async def until_signal() -> None:
-    """Return when the process is asked to end."""
+    """Return when the process is asked to end. A hangup counts, unless whoever started us ignores those."""
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ending_signals():
         loop.add_signal_handler(number, asked.set)
     await asked.wait()
+
+
+def ending_signals() -> tuple[signal.Signals, ...]:
+    """The signals that ask a process to end: not a hangup where `nohup` has us ignore it."""
+    both = (signal.SIGINT, signal.SIGTERM)
+    return both if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*both, signal.SIGHUP)
 
 
 async def serve_brokers(

@@ -22,7 +22,7 @@ import re
 import time
 import uuid
 import zlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -45,6 +45,8 @@ _MOST_LARGE_BYTES = 1 << 30
 _MOST_CHUNK_BYTES = 512 << 10
 _MOST_BYTES = 1 << 30
 _MARKER_S = 3600
+# of a write; they count towards the server's limit
+_HEADER_BYTES = 4096
 _WRONG_LAST_SEQUENCE, _NO_MESSAGE, _NO_STREAM = 10071, 10037, 10059
 _HEARTBEAT_S = 1.0
 _RETRY_S = 0.1
@@ -97,6 +99,8 @@ class Store:
         self._nats = connection
         self._timeout_s = timeout_s
         self._watches: set[_Watch] = set()
+        # what the server said when it refused something, which it does not answer
+        self._forbidden = ""
 
     @classmethod
     async def connect(
@@ -106,8 +110,9 @@ class Store:
         replicas: int = 1,
         most_bytes: int = _MOST_BYTES,
         timeout_s: float = 5.0,
+        failed: Callable[[Exception], None] = lambda error: None,
     ) -> "Store":
-        """Connect to the control server, and make the bucket when there is none.
+        """Connect to the control server, and make the bucket when there is none. `failed`: see `connect`.
 
         Raises `LiveError` when it cannot be reached, or has a bucket of that name without leases.
         """
@@ -117,7 +122,13 @@ class Store:
             for store in made:
                 store._reconnected()
 
-        store = cls(await connect(endpoint, reconnected_cb=again), timeout_s)
+        async def noted(error: Exception) -> None:
+            for store in made:
+                if "permissions violation" in str(error).lower():
+                    store._forbidden = str(error)
+
+        connection = await connect(endpoint, failed=failed, reconnected_cb=again, error_cb=noted)
+        store = cls(connection, timeout_s)
         made.append(store)
         try:
             await store._ensure(replicas, most_bytes)
@@ -125,6 +136,11 @@ class Store:
             await store.close()
             raise
         return store
+
+    @property
+    def most_value_bytes(self) -> int:
+        """What the server takes as one value, but for `put_large`."""
+        return self._nats.max_payload - _HEADER_BYTES
 
     async def close(self) -> None:
         """Close the connection; watches end."""
@@ -353,6 +369,11 @@ class Store:
             )
             told = json.loads(answer.data)
         except (nats.errors.Error, TimeoutError, OSError, ValueError) as error:
+            if self._forbidden:
+                raise LiveError(
+                    f"the control server forbids {subject} ({self._forbidden}): the key is that of another "
+                    "kind of user. Give the key of a coordinator, broker or viewer of this overlay"
+                ) from error
             raise LiveError(f"no answer from the control server to {subject}: {error!r}") from error
         if not isinstance(told, dict):
             raise LiveError(f"the control server answered {subject} with {answer.data[:200]!r}")

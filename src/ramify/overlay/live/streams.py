@@ -4,20 +4,23 @@ Owns their settings. Only a router creates streams and consumers.
 """
 
 import asyncio
+import contextlib
 import json
 import random
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import nats
 import nats.errors
 from nats.aio.client import Client as Nats
 
 from ramify.errors import LiveError
 from ramify.overlay.live.names import DELIVER, IN, LINK, LOG, OUT, PUBLISH, REJECTED, SAMPLES, token
 from ramify.overlay.live.tasks import end_tasks
+from ramify.overlay.live.tls import TlsTransport, why_hopeless
 
 __all__ = [
     "DUPLICATE_WINDOW_S",
@@ -30,6 +33,7 @@ __all__ = [
     "ensure_lanes",
     "ensure_samples",
     "ensure_streams",
+    "sparing",
 ]
 
 DUPLICATE_WINDOW_S = 600
@@ -49,12 +53,23 @@ _LOOPBACK = ("nats://127.0.0.1:", "nats://[::1]:")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server and who connects to it. Without a seed the server must not ask for one (tests)."""
+    """A server and who connects to it. Without a seed the server must not ask for one (tests).
+
+    With `tls`, or a URL tls://, nothing is sent before the handshake, whatever the server says. Without a
+    context the authorities of this system are trusted.
+    """
 
     url: str
-    seed: str | None = None
+    seed: str | None = field(default=None, repr=False)
     inbox_prefix: str = "_INBOX"
     name: str = "ramify"
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+
+    def context(self) -> ssl.SSLContext | None:
+        """Whom to trust; None for a connection in the clear."""
+        if self.tls is None and self.url.startswith("tls://"):
+            return ssl.create_default_context()
+        return self.tls
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +82,35 @@ class Sizes:
     samples: int = 256 << 20
 
 
-async def connect(endpoint: Endpoint, **callbacks: object) -> Nats:
-    """Connect, and again whenever the connection breaks, for good. Waits until the server is there."""
+async def connect(
+    endpoint: Endpoint, *, failed: Callable[[Exception], None] = lambda error: None, **callbacks: Any
+) -> Nats:
+    """Connect, and again whenever the connection breaks, for good. Waits until the server is there.
+
+    `failed` hears of every attempt before that which did not succeed.
+
+    Raises
+    ------
+    LiveError
+        When waiting is of no use: TLS that is not trusted, or that the server has not.
+    """
 
     async def quiet(_: Exception) -> None:
         """Every failed attempt would be logged; callers see what matters as their own errors."""
 
-    options: dict[str, object] = {
+    client, context = Nats(), endpoint.context()
+    hopeless: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    told: Callable[[Exception], Awaitable[None]] = callbacks.pop("error_cb", quiet)
+
+    async def noted(error: Exception) -> None:
+        if not made.done():
+            failed(error)
+            why = why_hopeless(error)
+            if why is not None and not hopeless.done():
+                hopeless.set_result(why)
+        await told(error)
+
+    options: dict[str, Any] = {
         "servers": [endpoint.url],
         "name": endpoint.name,
         "max_reconnect_attempts": -1,
@@ -84,23 +121,60 @@ async def connect(endpoint: Endpoint, **callbacks: object) -> Nats:
         "max_outstanding_pings": 2,
         "pending_size": 64 << 20,
         "inbox_prefix": endpoint.inbox_prefix.encode(),
-        "error_cb": quiet,
+        "error_cb": noted,
         **callbacks,
     }
     if endpoint.seed is not None:
         options["nkeys_seed_str"] = endpoint.seed
-    made: asyncio.Task[Nats] | None = None
+    if context is not None:
+        options["tls"] = context
+        client._transport = TlsTransport(context)
+    made = asyncio.create_task(_made(client, options))
     try:
-        async with _slots():
-            made = asyncio.create_task(nats.connect(**options))  # type: ignore[arg-type]
-            # a server that is away keeps its slot no longer than this
-            await asyncio.wait([made], timeout=_SLOT_S)
-        return await made
+        waiting: list[asyncio.Future[Any]] = [made, hopeless]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if not made.done():
+            raise LiveError(
+                f"cannot connect to {endpoint.url} as {endpoint.name}: {hopeless.result()}"
+            ) from None
+        return made.result()
     except (nats.errors.Error, OSError) as error:
         raise LiveError(f"cannot connect to {endpoint.url} as {endpoint.name}: {error!r}") from error
     finally:
-        if made is not None and not made.done():
+        if not made.done():
             await end_tasks([made])
+
+
+async def _made(client: Nats, options: Mapping[str, Any]) -> Nats:
+    connecting: asyncio.Task[None] | None = None
+    try:
+        async with _slots():
+            connecting = asyncio.create_task(client.connect(**options))
+            # a server that is away keeps its slot no longer than this
+            await asyncio.wait([connecting], timeout=_SLOT_S)
+        await connecting
+    except BaseException:
+        if connecting is not None:
+            await end_tasks([connecting])
+            with contextlib.suppress(nats.errors.Error, OSError):
+                await client.close()
+        raise
+    return client
+
+
+def sparing(say: Callable[[str], None], every_s: float = 5.0) -> Callable[[Exception], None]:
+    """For `failed`: says the reason at once when it is another, else at most once in a while."""
+    last, said_at, count = "", 0.0, 0
+
+    def failed(error: Exception) -> None:
+        nonlocal last, said_at, count
+        reason, now = str(error) or repr(error), time.monotonic()
+        count += 1
+        if reason != last or now - said_at >= every_s:
+            last, said_at = reason, now
+            say(f"{reason} (attempt {count})")
+
+    return failed
 
 
 def _slots() -> asyncio.Semaphore:

@@ -1,0 +1,27 @@
+"""--tls-ca, --tls-cert and --tls-key, as all commands that connect to servers have them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    import ssl
+
+__all__ = ["TlsCa", "TlsCert", "TlsKey", "tls_context"]
+
+TlsCa = Annotated[
+    Path | None,
+    typer.Option(help="Connect by TLS: PEM file of who signed the server's certificate."),
+]
+TlsCert = Annotated[
+    Path | None, typer.Option(help="Our certificate (PEM), for servers that verify clients.")
+]
+TlsKey = Annotated[Path | None, typer.Option(help="The key of --tls-cert, unless that file has it.")]
+
+
+def tls_context(ca: Path | None, cert: Path | None, key: Path | None) -> "ssl.SSLContext | None":
+    """Whom to trust; None without any file. Raises `InputError` for a file that cannot be used."""
+    from ramify.overlay.live.tls import TlsFiles
+
+    return TlsFiles(ca, cert, key).context()
