@@ -11,7 +11,17 @@ from ramify.planning.catalog import make_plan
 from ramify.planning.plan import Plan
 from worlds import World
 
-SCHEMES = ["explicit", "portfolio", "mult", "unicast", "hub=v0", "mirror-all"]
+SCHEMES = [
+    "explicit",
+    "portfolio",
+    "mult",
+    "unicast",
+    "hub=v0",
+    "mirror-all",
+    "semcast",
+    "semcast-noisemerge",
+]
+SCHEMES += ["kyra", "kyra-mbr", "mbr", "fbr"]
 
 
 def crossings(plan: Plan, world: World) -> Counter[tuple[str, str]]:

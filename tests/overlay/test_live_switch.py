@@ -13,7 +13,7 @@ from ramify.overlay.router import RoutingPlan
 from ramify.planning.catalog import make_plan
 
 # one of each way to route: trees with filters, chosen by a stamp, carried in headers, lists of
-# destinations, copies, by way of a hub, flooded, a tree per source
+# destinations, copies, by way of a hub, flooded, a tree per source, channels by expressions, zones
 SCHEMES = [
     "mult",
     "portfolio",
@@ -23,6 +23,8 @@ SCHEMES = [
     "hub=v0",
     "mirror-all",
     "per-source",
+    "semcast",
+    "kyra",
 ]
 
 
@@ -41,7 +43,7 @@ def every_pair(kinds: int) -> list[int]:
 def test_the_walk_has_every_pair_once() -> None:
     walk = every_pair(len(SCHEMES))
     pairs = list(pairwise(walk))
-    assert sorted(pairs) == [(a, b) for a in range(8) for b in range(8) if a != b]
+    assert sorted(pairs) == [(a, b) for a in range(10) for b in range(10) if a != b]
 
 
 def test_a_switch_between_any_two_schemes_loses_and_doubles_nothing(tmp_path: Path) -> None:

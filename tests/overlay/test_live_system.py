@@ -51,7 +51,7 @@ FILTERS = {
     "some": ("r2", "topic IN ('a', 'b') AND x >= 2"),
     "all": ("r3", "x >= 0"),
 }
-SWITCHES = ("mult", "unicast")
+SWITCHES = ("mult", "semcast")
 KINDS = ("routers", "server", "control", "coordinator", "woken", "silent control", "silent server")
 
 
@@ -228,10 +228,10 @@ class Calm:
         self.examples = 0
 
 
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calm]:
+@pytest.fixture(scope="module", params=["mult", "semcast"])
+def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calm]:
     path = tmp_path_factory.mktemp("calm")
-    machine = machine_of(path, RING, READERS | WRITERS, scheme="mult")
+    machine = machine_of(path, RING, READERS | WRITERS, scheme=request.param)
 
     with asyncio.Runner() as runner, contextlib.ExitStack() as stack:
         opened = started(machine)
