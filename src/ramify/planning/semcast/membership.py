@@ -24,7 +24,7 @@ Departures As printed a covered profile joins one channel; noise channels then m
 Reference: O. Papaemmanouil, U. Cetintemel, "SemCast", section 3.2.4.
 """
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -35,28 +35,23 @@ from ramify.network.distances import Weight
 from ramify.network.steiner import Steiner
 from ramify.network.trees import Tree
 from ramify.planning.classes import Classes
+from ramify.planning.growth import NEVER, Links, mapped, simple, terms
 from ramify.planning.plan import (
     Admission,
-    All,
     Channel,
     ChannelTree,
     Entry,
     Expression,
     Holds,
     Match,
-    Not,
     Plan,
     Pruning,
     Serves,
-    Some,
 )
 from ramify.planning.semcast.legs import directed, legs_to
 from ramify.planning.semcast.trees import GrowingTree, Ways, latencies
 
 __all__ = ["Membership", "joined", "left", "ways_for"]
-
-Links = tuple[tuple[int, int], ...]
-NEVER = Match(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +132,7 @@ def left(plan: Plan, id_: str) -> Membership:
     channels, reworded, vanished, removed = [], [], [], {}
     for c, channel in enumerate(plan.channels):
         before = _expression(channel)
-        after = _simple(_mapped(before, lambda term: Match(tuple(x for x in term.classes if x != k))))
+        after = simple(mapped(before, lambda term: Match(tuple(x for x in term.classes if x != k))))
         served = channel.serves.classes[channel.serves.classes != k]
         if len(served) < len(channel.serves):
             channels.append(c)
@@ -175,12 +170,12 @@ def _covering(plan: Plan, classes: Classes, k: int, among: Container[int] | None
             verdict[filter_.key] = filter_.paths <= wanted.paths and filter_.covers(wanted)
         return verdict[filter_.key]
 
-    terms = dict.fromkeys(
-        frozenset(term.classes) for channel in plan.channels for term in _terms(_expression(channel))
+    known = dict.fromkeys(
+        frozenset(term.classes) for channel in plan.channels for term in terms(_expression(channel))
     )
     return [
         term
-        for term in terms
+        for term in known
         if any(covers(other) for other in sorted(term) if among is None or other in among)
     ]
 
@@ -192,7 +187,7 @@ def _joining(plan: Plan, k: int, home: frozenset[int], ways: Ways) -> Membership
     channels, reworded, added = [], [], {}
     for c, channel in enumerate(plan.channels):
         before = _expression(channel)
-        after = _mapped(
+        after = mapped(
             before, lambda term: Match((*term.classes, k)) if home == frozenset(term.classes) else term
         )
         served, tree = channel.serves.classes, channel.tree
@@ -293,41 +288,3 @@ def _growing(
     assert channel.tree.root is not None
     tree = Tree.of_links(len(plan.overlay), channel.tree.links, channel.tree.root)
     return GrowingTree.resume(tree, channel.serves.at.tolist(), ways, ms)
-
-
-def _terms(expression: Expression) -> list[Match]:
-    match expression:
-        case Match():
-            return [expression]
-        case All(parts) | Some(parts):
-            return [term for part in parts for term in _terms(part)]
-        case Not(part):
-            return _terms(part)
-
-
-def _mapped(expression: Expression, change: Callable[[Match], Match]) -> Expression:
-    match expression:
-        case Match():
-            return change(expression)
-        case All(parts):
-            return All(tuple(_mapped(part, change) for part in parts))
-        case Some(parts):
-            return Some(tuple(_mapped(part, change) for part in parts))
-        case Not(part):
-            return Not(_mapped(part, change))
-
-
-def _simple(expression: Expression) -> Expression:
-    """The same without terms that have no class left: never true. `NEVER` for what can never be."""
-    match expression:
-        case All(parts):
-            kept = tuple(part for part in map(_simple, parts) if part != Not(NEVER))
-            return NEVER if NEVER in kept else kept[0] if len(kept) == 1 else All(kept)
-        case Some(parts):
-            some = tuple(part for part in map(_simple, parts) if part != NEVER)
-            return NEVER if not some else some[0] if len(some) == 1 else Some(some)
-        case Not(part):
-            inner = _simple(part)
-            return inner.part if isinstance(inner, Not) else Not(inner)
-        case _:
-            return expression
