@@ -14,7 +14,14 @@ from ramify.content.sql import parse_sql
 from ramify.errors import FilterError, InputError, PlanError
 from ramify.network.overlay import Overlay
 from ramify.overlay.matchmaking.broker import MatchBroker
-from ramify.overlay.matchmaking.messages import Descriptor, Packet, decode_packet, encode_packet
+from ramify.overlay.matchmaking.messages import (
+    Close,
+    Descriptor,
+    Open,
+    Packet,
+    decode_packet,
+    encode_packet,
+)
 from ramify.overlay.matchmaking.over_plan import match_plan
 from ramify.overlay.matchmaking.simulate import Network, places_of_parents
 from ramify.overlay.matchmaking.state import MatchError
@@ -436,3 +443,18 @@ def test_a_plan_without_trees_is_refused() -> None:
     one = Channel("one", Admission(Everything()), Serves.at_hosts([], nobody), Pruning.COPIES)
     with pytest.raises(PlanError, match="channel one has no tree"):
         match_plan(Plan("test", overlay, nobody, (one,)), [])
+
+
+def test_a_close_reaches_the_end_and_spares_later_versions() -> None:
+    """It follows an open past a broker where another close has undone it, and ends older versions only."""
+    broker = MatchBroker(places_of_parents("ABC", line(*"ABC"), shared=True)[1], SCHEMA)
+    old, new = (Close("A", "C", "a", "s", number, number) for number in (1, 2))
+    assert broker.receive("C", Packet(1, [old])) == {"A": Packet(1, [old])}
+    ad, sub = Descriptor("a", "pub", "sql", "k < 9", 2), Descriptor("s", "sub", "sql", "k < 9", 2)
+    opened = Open("A", "C", ad, sub)
+    assert broker.receive("C", Packet(2, [opened])) == {"A": Packet(2, [opened])}
+    assert broker.table.route("A", {"k": 1}).neighbours == ("C",)
+    broker.receive("C", Packet(3, [old]))
+    assert broker.table.route("A", {"k": 1}).neighbours == ("C",)
+    assert broker.receive("C", Packet(4, [new])) == {"A": Packet(4, [new])}
+    assert broker.table.route("A", {"k": 1}).neighbours == ()

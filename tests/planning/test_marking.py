@@ -233,3 +233,19 @@ def test_shared_trees_of_a_large_overlay_are_monotone() -> None:
     loads = weigh(MatchTrees.shared(500, shortest_path_tree(overlay, 0, "price").links(), f, g))
     assert loads.is_monotone
     assert np.array_equal(closure(loads.eta, loads.below)[0], loads.sigma >= loads.tau)
+
+
+def test_a_publisher_with_two_trees_counts_once_on_a_link_of_both() -> None:
+    """As on two channels of a plan; each group of subscriptions counts on the tree that serves it."""
+    trees = MatchTrees(
+        origin=np.array([0, 0]),
+        parent=np.array([[-1, 0, 1], [-1, 0, -2]], dtype=np.int32),
+        published={0: 5},
+        broker=np.array([2, 1]),
+        wanted=np.array([3, 4]),
+        served=np.array([[True, False], [False, True]]),
+    )
+    loads = weigh(trees)
+    assert loads.links.tolist() == [[0, 1], [1, 2]]
+    assert loads.sigma.tolist() == [5, 5]
+    assert loads.tau.tolist() == [7, 3]

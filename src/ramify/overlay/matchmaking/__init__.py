@@ -1,0 +1,1 @@
+"""Matchmaking, live: advertisements and subscriptions find each other without a coordinator."""
