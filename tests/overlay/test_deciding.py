@@ -13,6 +13,7 @@ from running import seeded_world
 from ramify.content.subscriptions import Subscription
 from ramify.errors import InputError, PlanError
 from ramify.network.overlay import Link, Overlay
+from ramify.network.specs import overlay_from
 from ramify.overlay.deciding import Book, Write, applied, records_of
 from ramify.overlay.epochs import BrokerReport, EpochError
 from ramify.overlay.live.control import (
@@ -36,6 +37,7 @@ from ramify.planning.classes import Classes
 from ramify.planning.demand import Demand
 from ramify.planning.plan import Plan
 from ramify.planning.plan_files import decode_plan, encode_plan
+from ramify.planning.pricing import price
 from ramify.planning.problem import Problem
 from worlds import FILTERS, SCHEMA
 
@@ -404,6 +406,24 @@ def test_the_cheapest_plan_is_kept_only_when_it_saves_enough() -> None:
     none = Made.decode(make_plans(Job(old, ["mst", "explicit"], demand, made.saving).encode()))
     assert none.plan is None
     assert none.saving == made.saving
+
+
+def test_a_plan_is_weighed_on_events_that_it_has_not_seen() -> None:
+    """Every event asks for other brokers: what a plan learns of one half says little of the other."""
+    rng = np.random.default_rng(4)
+    overlay = overlay_from("random:24:3")
+    rows = [Subscription(f"s{i}", f"c{i}", overlay.brokers[i], sql=f"x = {i}") for i in range(24)]
+    classes = Classes.collapse(rows, overlay, {})
+    patterns = [(0, rng.choice(24, 6, replace=False).tolist(), 1, 100) for _ in range(240)]
+    demand = Demand.of(patterns)
+    old = make_plan("mst", Problem.of(overlay, classes, demand))
+    spec = "portfolio:trees=16,rounds=4"
+    told = Made.decode(make_plans(Job(old, [spec], demand, 0.0).encode()))
+    in_sample = price(make_plan(spec, Problem.of(overlay, classes, demand)), demand).cost
+    assert told.saving is not None
+    assert told.saving < 1 - in_sample / price(old, demand).cost, (
+        "no plan does as well on what it never saw"
+    )
 
 
 def test_the_spec_of_a_plan_makes_it_again() -> None:

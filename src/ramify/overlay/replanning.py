@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from ramify.content.space import Grid
 from ramify.content.subscriptions import Subscription
@@ -22,7 +23,7 @@ from ramify.errors import InputError, OverlayError, RamifyError
 from ramify.network.overlay import Overlay
 from ramify.overlay.live.control import Status
 from ramify.planning.catalog import SCHEMES, make_plan, parameters
-from ramify.planning.changes import replan
+from ramify.planning.changes import Decision, replan
 from ramify.planning.check import check
 from ramify.planning.demand import NO_CELL, Demand
 from ramify.planning.plan import Plan
@@ -77,6 +78,11 @@ class Decided(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 # --------------------------------------------------------------------------------------- making plans
+
+FEWEST_TO_PART = 200
+"""Events below which a plan is weighed on those that it was made for."""
+
+Longs = npt.NDArray[np.int64]
 
 
 class _Demand(msgspec.Struct, frozen=True):
@@ -167,35 +173,60 @@ class Made:
 
 
 def make_plans(data: bytes) -> bytes:
-    """Do a job. Schemes that refuse, fail `check` or leave events undelivered become reasons."""
+    """Do a job. Schemes that refuse, fail `check` or leave events undelivered become reasons.
+
+    A scheme is weighed on events that it has not seen, where there are enough: it plans for a random half
+    and is priced, with the present plan, on the other. What is kept is made for all of them.
+    """
     job = msgspec.msgpack.decode(data, type=_Job)
     old = decode_plan(job.plan)
     demand = Demand.of([]) if job.demand is None else _demand_in(job.demand)
     grid, demand = _gridded(old, job, demand)
-    problem = Problem.of(old.overlay, old.classes, demand, old.attachments, grid=grid)
+
+    def made_for(spec: str, events: Demand) -> Plan:
+        problem = Problem.of(old.overlay, old.classes, events, old.attachments, grid=grid)
+        return check(make_plan(spec, problem, job.seed), problem)
+
+    seen, unseen = _halves(demand, job.seed)
     tried: list[Tried] = []
-    best: tuple[Plan, float | None, float | None, float | None] | None = None
+    best: tuple[str, Decision] | None = None
     for spec in job.specs:
         began = time.perf_counter()
         try:
-            plan = check(make_plan(spec, problem, job.seed), problem)
+            plan = made_for(spec, seen if job.threshold is not None else demand)
             seconds = time.perf_counter() - began
             if job.threshold is None:
                 tried.append(Tried(spec, seconds))
-                best = plan, None, None, None
-                break
-            weighed = replan(old, plan, demand, job.threshold)
+                return msgspec.msgpack.encode(_Made(tried, encode_plan(plan), None, None, None))
+            weighed = replan(old, plan, unseen, job.threshold)
         except RamifyError as error:
             tried.append(Tried(spec, time.perf_counter() - began, reason=str(error)))
             continue
         tried.append(Tried(spec, seconds, weighed.new_cost))
-        if best is None or best[2] is None or weighed.new_cost < best[2]:
-            best = plan, weighed.old_cost, weighed.new_cost, weighed.saving
+        if best is None or weighed.new_cost < best[1].new_cost:
+            best = spec, weighed
     if best is None:
         return msgspec.msgpack.encode(_Made(tried, None, None, None, None))
-    plan, *costs = best
-    good = job.threshold is None or (costs[2] is not None and costs[2] > job.threshold)
-    return msgspec.msgpack.encode(_Made(tried, encode_plan(plan) if good else None, *costs))
+    spec, weighed = best
+    kept = encode_plan(made_for(spec, demand)) if weighed.install else None
+    costs = weighed.old_cost, weighed.new_cost, weighed.saving
+    return msgspec.msgpack.encode(_Made(tried, kept, *costs))
+
+
+def _halves(demand: Demand, seed: int) -> tuple[Demand, Demand]:
+    """Two random parts of the events; twice the whole where they are too few to be parted."""
+    if demand.events < FEWEST_TO_PART:
+        return demand, demand
+    first = np.random.default_rng(seed).binomial(demand.count, 0.5)
+    return _part(demand, first), _part(demand, demand.count - first)
+
+
+def _part(demand: Demand, count: Longs) -> Demand:
+    """So many events of each pattern, each as large as the mean, standing for all."""
+    size = np.rint(demand.size * (count / np.maximum(demand.count, 1))).astype(np.int64)
+    factor = demand.factor * demand.events / max(1, int(count.sum()))
+    part = replace(demand, count=count.astype(np.int64), size=size, factor=factor)
+    return part.take(np.flatnonzero(count))
 
 
 def grid_of(plan: Plan, specs: Sequence[str]) -> Grid | None:

@@ -54,6 +54,7 @@ from ramify.overlay.live.streams import (
     ensure_consumer,
     ensure_lanes,
     ensure_streams,
+    sparing,
 )
 from ramify.overlay.live.tasks import end_tasks
 
@@ -67,6 +68,8 @@ _RETRY_S = (0.05, 0.1, 0.25, 0.5, 1.0)
 _FULL_WAIT_S = 0.5
 _RESET_AGAIN_S = 0.5
 _IDLE_S = 0.005
+_SAY_S = 30.0
+"""How often the same trouble with a connection is told."""
 
 
 @dataclass(frozen=True)
@@ -266,9 +269,15 @@ class Broker:
 
     async def _connected(self, name: str, endpoint: Endpoint) -> Nats:
         """A connection, once its server is there."""
+
+        def told(why: str) -> None:
+            what = "its server" if name == CLIENTS else f"the server of {name}"
+            _log.warning("broker %s cannot reach %s: %s", self.config.name, what, why)
+
+        failed = sparing(told, _SAY_S)
         while True:
             try:
-                return await connect(endpoint, reconnected_cb=self._again(name))
+                return await connect(endpoint, failed=failed, reconnected_cb=self._again(name))
             except LiveError as error:
                 self.trouble = str(error)
                 await asyncio.sleep(_RETRY_S[-1])
