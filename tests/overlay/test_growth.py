@@ -7,12 +7,14 @@ from random import Random
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.content.events import Event
 from ramify.content.subscriptions import Subscription
 from ramify.errors import PlanError
+from ramify.network.generators import line
 from ramify.network.overlay import Link, Overlay
 from ramify.overlay.header_rules import HeaderRules
 from ramify.overlay.router import Frame, Router
@@ -176,6 +178,27 @@ def test_a_broker_that_came_back_by_another_way_takes_events_from_its_parent_alo
     assert mixed(world, plans, [old, new], lambda broker: 0 if broker == 1 else 1) == Counter(
         {("e", "a"): 1, ("e", "b again"): 1}
     )
+
+
+@pytest.mark.parametrize("behind", ["publisher", "everyone else"])
+def test_a_merged_hierarchy_that_empties_takes_nothing_from_the_other(behind: str) -> None:
+    """What was sent on the channel for both, before the last of one left, still reaches the other."""
+    overlay = line(12, name="line")
+    rows = [
+        Subscription("s0", "c0", overlay.brokers[10], sql="x < 6"),
+        Subscription("s1", "c1", overlay.brokers[11], sql="x > 1"),
+    ]
+    classes = Classes.collapse(rows, overlay, SCHEMA.attributes)
+    seen = Demand.of([(0, (0, 1), 20, 0), (0, (0,), 1, 0), (0, (1,), 1, 0)])
+    made = (make_plan("semcast", Problem.of(overlay, classes, seen), seed) for seed in range(20))
+    plan = next(plan for plan in made if plan.settings["merges"])
+    events = (Event(id="e", publisher=overlay.brokers[0], attributes={"x": 3}, size_bytes=1),)
+    world = World(overlay, tuple(rows), {}, events)
+    old = RoutingPlan(plan)
+    new = old.revised([Removed("s1", delete_subscription(plan, "s1").growth)])
+    late = 0 if behind == "publisher" else 1
+    found = mixed(world, [plan], [old, new], lambda broker: late if broker == 0 else 1 - late)
+    assert found["e", "s0"] == 1
 
 
 def test_an_opened_channel_is_not_rejected_where_it_is_not_known_yet() -> None:

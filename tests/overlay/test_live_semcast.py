@@ -25,7 +25,7 @@ PASSING = ["x <= 3", "topic = 'a' AND x = 2", "topic = 'c'", "x >= 5", "topic = 
 
 
 async def _reorganise(machine: Machine) -> None:
-    """Another coordinator makes new channels by what was sampled, and installs them."""
+    """Another coordinator leads for a moment, with new channels for a given traffic, and installs them."""
     overlay = machine.config.overlay
     before = (await until_seen(machine, lambda view: bool(view.epochs))).epochs[-1].epoch
     rows = [Subscription(f"{name}/{id_}", name, CLIENTS[name], sql) for id_, (name, sql) in STAYING.items()]

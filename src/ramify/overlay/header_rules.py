@@ -63,6 +63,8 @@ class HeaderRules:
         if not 0 < header.hops <= (n - 1) * (n + 1):
             raise InputError(f"{header.hops} hops: no way in an overlay of {n} brokers is so long")
         self._channels(header)
+        if self._is_unknown_way(header):
+            return  # a leg to a channel that is not known here yet: the router lets it go
         arrives = True
         if header.label is not None:
             arrives = self._crosses(header.label, came_from)
@@ -98,6 +100,13 @@ class HeaderRules:
         known = len(self._plan.channels)
         may_open = bool(self._shared.flowing_down) or not known
         return may_open and header.kind in (Kind.TREE, Kind.LEG) and known <= channel < known + MOST_OPENED
+
+    def _is_unknown_way(self, header: Header) -> bool:
+        if header.label is None or not all(self._is_later(header, c) for c in header.channels):
+            return False
+        if not all(0 <= end < self._brokers for end in header.label):
+            return False
+        return not self._shared.has_way(*header.label)
 
     def _crosses(self, label: tuple[int, int], came_from: int) -> bool:
         """Whether the logical link of a label ends here; it must lead through here, from the sender."""

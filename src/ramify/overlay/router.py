@@ -126,6 +126,9 @@ class Router:
         """
         header = frame.header
         if header is not None and header.label is not None and header.label[1] != self.broker:
+            if not self._shared.has_way(*header.label):
+                # to a channel that another broker's revision has opened: nobody whom all serve waits for it
+                return Routed((), (), 0)
             following, onward = self._pass_on(header)
             return Routed(((following, Frame(frame.events, onward)),), (), 0)
         if header is not None:

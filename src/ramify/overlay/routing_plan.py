@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.content.subscriptions import Subscription
-from ramify.errors import InputError
+from ramify.errors import InputError, OverlayError
 from ramify.overlay.channel_expressions import ChannelExpressions
 from ramify.overlay.routing_parts import ClassFilters, Members
 from ramify.planning.classes import Classes
@@ -277,6 +277,14 @@ class RoutingPlan:
         """The channels whose trees may grow and be pruned."""
         return frozenset(c for c, channel in enumerate(self.plan.channels) if flows_down(channel))
 
+    def has_way(self, u: int, v: int) -> bool:
+        """Whether the plan knows how to get from one broker to another."""
+        try:
+            self.plan.path(u, v)
+        except OverlayError:
+            return False
+        return True
+
     def children(self, channel: int) -> dict[int, list[int]]:
         """The brokers below each broker of a channel's tree, in preorder."""
         if channel not in self._below:
@@ -308,6 +316,8 @@ class RoutingPlan:
         """The routing plan after these changes, in order. This one stays as it is.
 
         O(classes + entries) copied once, a few milliseconds at 100,000, and the parsing of new filters.
+        Where channels grow or a class is served by a proxy, all is laid out anew: O(channels * brokers +
+        entries), most of a second at 3,000 channels and 300 brokers.
         Raises `InputError` for changes that are none of this plan; nothing is changed then.
         """
         going = _Revising(self)

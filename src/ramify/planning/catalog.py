@@ -29,6 +29,7 @@ from ramify.planning.schemes import (
     semcast,
     single,
     today,
+    zhao_wu,
 )
 
 __all__ = ["MAIN", "SCHEMES", "make_plan", "parameters", "scheme_from"]
@@ -114,6 +115,15 @@ SCHEMES: dict[str, Scheme] = {
     ),
     "kyra-mbr": Scheme(
         "moved subscriptions with multicast groups", kyra.KyraParams, kyra.groups_plan, cells=True
+    ),
+    "zhao-wu": Scheme(
+        "trees per publisher's broker and sub-channel (Zhao and Wu)",
+        zhao_wu.ZhaoWuParams,
+        zhao_wu.plan,
+        cells=True,
+    ),
+    "zhao-wu-tree": Scheme(
+        "one broker tree (Zhao and Wu, section II-A)", zhao_wu.ZhaoWuParams, zhao_wu.plan, {"trees": "one"}
     ),
     "mirror-all": Scheme(
         "everything is copied to every site that has subscribers", today.MirrorParams, today.mirror_all

@@ -13,13 +13,14 @@ Cost       O(sum over events of the square of the profiles matched) to compare p
            a part of that per merge; a tree join per channel and destination; a search from every broker.
            See the modules named above.
 Departures Errata are listed in those modules. `rendezvous="best"` (ours) takes, of the brokers nearest to
-           publishers and destinations, the one with the least total of legs and tree. `trees="steiner"` is
-           the paper's SemCast-O; `trees="delay"` bounds latency: a subscription's bound is end to end, so
-           the worst leg from a broker that may publish is taken off it, and gateways that cannot be reached
-           in time get the fastest path and are named among the settings. `pruned` filters at every hop of
-           the same trees. A leg is the direct link where there is one, else a cheapest path.
-           `paper_cost` among the settings is the paper's own measure on the training window: events times
-           tree links, legs left out.
+           publishers and destinations, the one with the least total of legs and tree, for channels that are
+           made with random points and with such; the better are kept. `trees="steiner"` is the paper's
+           SemCast-O; `trees="delay"` bounds latency: a subscription's bound is end to end, so the worst leg
+           from a broker that may publish is taken off it, and gateways out of reach in time get the fastest
+           path and are named among the settings. `pruned` filters at every hop of the same trees. A
+           leg is the direct link where there is one, else a cheapest path, or the fastest one where trees
+           bound latency. `paper_cost` among the settings is the paper's own measure on the training window:
+           events times tree links, legs left out.
 
 Reference: O. Papaemmanouil, U. Cetintemel, "SemCast: Semantic Multicast for Content-based Data
 Dissemination".
@@ -34,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.errors import InputError
-from ramify.network.distances import all_pairs
+from ramify.network.distances import Weight, all_pairs
 from ramify.network.terminals import TerminalSets
 from ramify.planning.plan import (
     Admission,
@@ -120,29 +121,36 @@ def plan(
     estimate = EdgeEstimate(problem.steiner.distance, params.orders, rng)
     places = _Points(problem, seen)
     hosts = profiles.hosts(problem.classes)
-    points = rng.integers(len(problem.overlay), size=len(profiles)).astype(np.int32)
+    starts = [rng.integers(len(problem.overlay), size=len(profiles)).astype(np.int32)]
     if params.rendezvous == "best":
-        points = places.best(seen.bits, hosts, seen.rate)
-    progress(0.0, "comparing profiles")
-    made, left_out = _hierarchies(profiles, seen, hosts, estimate, points)
-    progress(0.3, "merging channels")
-    merged = merge_channels(
-        made,
-        seen,
-        estimate,
-        noise=params.noise,
-        iterations=params.iterations,
-        seconds=params.seconds,
-        most_terms=params.most_terms,
-        progress=lambda share, what: progress(0.3 + 0.4 * share, what),
-    )
+        # at a gateway of its own a profile seems to cost nothing, and none joins another: both are tried
+        starts.append(places.best(seen.bits, hosts, seen.rate)[0])
+    found = []
+    for points in starts:
+        progress(0.0, "comparing profiles")
+        made, left_out = _hierarchies(profiles, seen, hosts, estimate, points)
+        progress(0.3, "merging channels")
+        merged = merge_channels(
+            made,
+            seen,
+            estimate,
+            noise=params.noise,
+            iterations=params.iterations,
+            seconds=params.seconds,
+            most_terms=params.most_terms,
+            progress=lambda share, what: progress(0.3 + 0.4 * share, what),
+        )
+        roots, total = np.array([draft.point for draft in merged.channels], dtype=np.int32), 0.0
+        if params.rendezvous == "best" and len(merged.channels):
+            bits = np.array([draft.bits for draft in merged.channels])
+            reached = [draft.reach.brokers for draft in merged.channels]
+            roots, total = places.best(bits, reached, seen.weigh(bits))
+        found.append((total, made, left_out, merged, roots))
+    _, made, left_out, merged, roots = min(found, key=lambda each: each[0])
     drafts = merged.channels
-    roots = np.array([draft.point for draft in drafts], dtype=np.int32)
-    if params.rendezvous == "best" and len(drafts):
-        bits = np.array([draft.bits for draft in drafts])
-        roots = places.best(bits, [draft.reach.brokers for draft in drafts], seen.weigh(bits))
     progress(0.7, "growing trees")
-    legs = legs_to(problem.overlay, roots.tolist(), problem.publishers.tolist())
+    by: Weight | None = "latency" if params.trees == "delay" else None
+    legs = legs_to(problem.overlay, roots.tolist(), problem.publishers.tolist(), by)
     trees, refused = _trees(problem, params, drafts, roots, estimate, legs, _classes_of(made, profiles))
     channels = _channels(problem, params, made, profiles, drafts, roots, trees)
     settings: dict[str, Any] = {
@@ -232,8 +240,8 @@ class _Points:
     def __init__(self, problem: Problem, seen: Statistics) -> None:
         self._problem, self._seen = problem, seen
 
-    def best(self, bits: Words, brokers: Sequence[Ints], rate: Floats) -> Ints:
-        """For each set of messages and destinations the broker with the least legs and tree.
+    def best(self, bits: Words, brokers: Sequence[Ints], rate: Floats) -> tuple[Ints, float]:
+        """For each set of messages and destinations the broker with the least legs and tree; their sum.
 
         Legs are from the publishers of the messages. `CANDIDATES` brokers are compared exactly (by Steiner
         trees), those first whose legs and way to the nearest destination take least; ties to the lowest.
@@ -242,7 +250,7 @@ class _Points:
         publisher = problem.demand.publisher
         sources, place = np.unique(publisher, return_inverse=True)
         if not len(sources):
-            return np.array([each[0] for each in brokers], dtype=np.int32)
+            return np.array([each[0] for each in brokers], dtype=np.int32), 0.0
         there = all_pairs(problem.overlay, directed(problem.overlay), sources=sources.tolist()).distance
         found = np.empty(len(bits), dtype=np.int32)
         tried: list[tuple[int, Ints]] = []
@@ -259,11 +267,13 @@ class _Points:
             legs.append(leg[chosen])
         per = len(chosen) if len(bits) else 1
         cost = problem.steiner.costs(TerminalSets.of([(r, each.tolist()) for r, each in tried]))
+        least = 0.0
         for c in range(len(bits)):
             part = slice(c * per, (c + 1) * per)
             total = legs[c] + (rate[c] if rate[c] > 0 else 1.0) * cost[part]
             found[c] = tried[c * per + int(np.argmin(total))][0]
-        return found
+            least += float(total.min()) if rate[c] > 0 else 0.0
+        return found, least
 
 
 # ----------------------------------------------------------------------------------------------- trees

@@ -1,8 +1,8 @@
 """Legs: the ways from publishers' brokers to rendezvous points.
 
 Guarantee  A leg is the direct link where there is one, even if another way is cheaper: logical links and
-           tree links of the same two brokers are one path. Else it is a path of least price, hops where all
-           links cost the same.
+           tree links of the same two brokers are one path. Else it is a path of least weight: the price,
+           or hops where all links cost the same, unless told.
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,9 @@ def directed(overlay: Overlay) -> Weight:
     return "hops" if not price.size or (price == price.flat[0]).all() else "price"
 
 
-def legs_to(overlay: Overlay, points: Iterable[int], publishers: Iterable[int]) -> Legs:
+def legs_to(
+    overlay: Overlay, points: Iterable[int], publishers: Iterable[int], weight: Weight | None = None
+) -> Legs:
     """From every publisher's broker to every point. A search per point: O(m log n) each."""
     made = Legs()
     wanted, origins = sorted(set(points)), list(publishers)
@@ -40,7 +42,7 @@ def legs_to(overlay: Overlay, points: Iterable[int], publishers: Iterable[int]) 
     turned = Overlay(
         overlay.name, overlay.brokers, overlay.ends, overlay.price[:, ::-1], overlay.latency_ms
     )
-    back = all_pairs(turned, directed(overlay), sources=wanted).predecessor
+    back = all_pairs(turned, weight or directed(overlay), sources=wanted).predecessor
     ms = latencies(overlay)
     for row, point in enumerate(wanted):
         made.worst_ms[point] = 0.0

@@ -9,8 +9,9 @@ Joining    A profile that a hierarchy's filters cover joins it: the hierarchy's 
            hierarchies the one that takes fewest new links is joined. A profile that none covers gets a
            channel of its own.
 Leaving    The class of the last member leaves its channels and terms; gateways without classes leave
-           trees, which shrink upward. A channel that can carry nothing any more vanishes: it keeps its
-           number, with nobody to serve, nothing to admit, and its root alone for a tree.
+           trees, which shrink upward. A channel with nobody left to serve vanishes: it keeps its number,
+           admits nothing, and has its root alone for a tree. One that can carry nothing any more, but
+           serves somebody, stays: events that were sent on it before may be under way.
 
 Guarantee  Every class is still served exactly once per event that it matches, and channel numbers keep
            their meaning.
@@ -81,9 +82,14 @@ class Membership:
 
 
 def ways_for(plan: Plan) -> Ways:
-    """The searches that joins need: make them once for many."""
-    weight: Weight = "hops" if directed(plan.overlay) == "hops" else "mean_price"
-    return Ways.of(plan.overlay, Steiner.of(plan.overlay, weight))
+    """The searches that joins need, kept with the overlay."""
+    held = plan.overlay.__dict__
+    if "_semcast_ways" not in held:
+        weight: Weight = "hops" if directed(plan.overlay) == "hops" else "mean_price"
+        held["_semcast_ways"] = Ways.of(plan.overlay, Steiner.of(plan.overlay, weight))
+    found = held["_semcast_ways"]
+    assert isinstance(found, Ways)
+    return found
 
 
 def joined(
@@ -138,8 +144,8 @@ def left(plan: Plan, id_: str) -> Membership:
             channels.append(c)
         if after == before and c not in channels:
             continue
-        if after == NEVER or not len(served):
-            after, served = NEVER, served[:0]
+        if not len(served):
+            after = NEVER
             vanished.append(c)
         if after != before:
             reworded.append(c)
