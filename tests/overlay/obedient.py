@@ -24,13 +24,12 @@ from ramify.overlay.live.control import (
     decode,
     encode,
 )
-from ramify.overlay.live.leading import together
 from ramify.overlay.live.names import token
 from ramify.overlay.live.security import Control, accounts_config, new_user
 from ramify.overlay.live.server import Server
 from ramify.overlay.live.store import INITIAL, Lease, Store
 from ramify.overlay.live.streams import Endpoint, connect
-from ramify.overlay.live.tasks import end_tasks
+from ramify.overlay.live.tasks import end_tasks, together
 from ramify.planning.plan import Plan
 from ramify.planning.plan_files import decode_plan
 

@@ -37,12 +37,14 @@ from ramify.cli.logs import (
 )
 from ramify.content.flatten import TimeUnit
 from ramify.content.space import Grid
-from ramify.errors import PlanError
+from ramify.errors import InputError, PlanError
 from ramify.network.overlay import Overlay
 from ramify.network.specs import overlay_from
 from ramify.planning.auto import Row
 from ramify.planning.constraints import Rules, read_rules
 from ramify.planning.diff import diff
+from ramify.planning.kyra.grids import grid_for
+from ramify.planning.placement.studies import ALGORITHMS, PlacedStudy, place_study, read_access
 from ramify.planning.plan_files import read_plan, write_plan
 from ramify.planning.pricing import Price
 from ramify.planning.scheme import Progress as Report
@@ -85,6 +87,12 @@ def plan(
         str, typer.Option(help="What you run now: mirror-all, hub=<site>, another scheme, or a plan file.")
     ] = "mirror-all",
     rules: Annotated[Path | None, typer.Option(help="JSON: capacities, quotas, residency.")] = None,
+    place: Annotated[
+        str | None, typer.Option(help="Attach clients first: greedy, clustering, mixing or local-search.")
+    ] = None,
+    access: Annotated[
+        Path | None, typer.Option(help="With --place: CSV of client, broker, price of access links.")
+    ] = None,
     write: Annotated[Path | None, typer.Option("--out", help="Write the chosen plan here.")] = None,
     tables: Annotated[
         str | None, typer.Option(help="Write the demand and quarantine tables (Parquet) here.")
@@ -119,10 +127,14 @@ def plan(
     check_writable(write)
     specs = None if schemes is None else schemes.split()
     check_request(specs, today, sample, hours)
+    prices = _check_placement(place, access, today)
     with sparked(spark, as_json) as session, doing("reading the log"):
         log = request.open(session)
         grid = grid_of(specs, today, log.classes)
-        windows, reading = _counted(session, graph, log, kept, split, tables, grid)
+        if place is not None and grid is None:
+            grid = grid_for(log.classes)
+        by_client = place is not None
+        windows, reading = _counted(session, graph, log, kept, split, tables, grid, by_client=by_client)
     if not windows.whole.events:
         reading.tell(log, as_json)
     study = prepare(
@@ -137,6 +149,12 @@ def plan(
         hours=hours,
         grid=grid,
     )
+    placement = None
+    if place is not None:
+        placement = place_study(study, place, seed, access=prices)
+        study = placement.study
+        if not as_json:
+            say(_placement_line(placement))
     weights = weights_for(study, per_filter, per_matching)
     with _bar(as_json) as report:
         found = compare(
@@ -149,7 +167,8 @@ def plan(
             progress=report,
         )
     if as_json:
-        print(json.dumps(_summary(study, found) | reading.summary(), allow_nan=False))
+        summary = _summary(study, found) | reading.summary() | _placement_summary(placement)
+        print(json.dumps(summary, allow_nan=False))
     else:
         _show(study, found)
     if found.best is None:
@@ -169,18 +188,59 @@ def _counted(
     split: Split,
     tables: str | None,
     grid: Grid | None,
+    *,
+    by_client: bool = False,
 ) -> tuple[Windows, Reading]:
     """The demands of a log, counted on Spark, and what became of its records."""
     from ramify.pipeline.jobs import write_demand
     from ramify.pipeline.passes import reckoned
 
-    counting = Counting.of(log.classes, graph, log.attachments, split=split, grid=grid)
+    counting = Counting.of(log.classes, graph, log.attachments, split=split, grid=grid, by_client=by_client)
     tags = rules.tags(log.classes.schema)
     check_tags(tags)
     with reckoned(spark, log.source, [*log.classes.filters, *tags], counting) as found:
         if tables is not None:
             write_demand(found, log.classes, tables)
         return found.windows(), Reading.of(found)
+
+
+def _check_placement(
+    place: str | None, access: Path | None, today: str
+) -> dict[tuple[str, str], float] | None:
+    """The access prices, if any; refuses what does not go together before any event is read."""
+    if place is None:
+        if access is not None:
+            raise InputError("--access has no meaning without --place.")
+        return None
+    if place not in ALGORITHMS:
+        raise InputError(f"--place {place}. Use one of: {', '.join(ALGORITHMS)}.")
+    if Path(today).is_file():
+        raise InputError(
+            "--place moves clients, and a plan file is for where they are. Name a scheme for --today."
+        )
+    return None if access is None else read_access(access)
+
+
+def _placement_line(made: PlacedStudy) -> str:
+    return (
+        f"placement {made.placement.how}: {made.moved} of {len(made.placement.broker)} clients move; "
+        f"access links cost {made.access:.6g} on the training window, {made.access_before:.6g} before"
+    )
+
+
+def _placement_summary(made: PlacedStudy | None) -> dict[str, Any]:
+    if made is None:
+        return {}
+    before = made.access_before
+    return {
+        "placement": {
+            "algorithm": made.placement.how,
+            "moved": made.moved,
+            "clients": len(made.placement.broker),
+            "access_money": made.access,
+            "access_money_before": None if before != before else before,
+        }
+    }
 
 
 @app.command(name="diff")

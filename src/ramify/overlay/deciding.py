@@ -17,7 +17,7 @@ stamps events with that one.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,6 +55,7 @@ from ramify.planning.plan_files import decode_plan, encode_plan
 __all__ = [
     "MOST_CHANGES",
     "Book",
+    "Hints",
     "Lack",
     "LivePlan",
     "Revised",
@@ -63,6 +64,8 @@ __all__ = [
     "client_key",
     "records_of",
     "revised",
+    "spelled",
+    "wanted_of",
 ]
 
 ROUTING = "routing"
@@ -76,6 +79,9 @@ MOST_CHANGES_BYTES = 512 << 10
 
 Matching = Callable[[Plan, Subscription], tuple[Demand, npt.NDArray[np.bool_]] | None]
 """The present sample as a demand of a plan's classes, and which of its patterns a newcomer matches."""
+
+Hints = Mapping[str, Collection[str]]
+"""Newcomer -> the subscriptions that may cover it, by ids; of those without a hint, any may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +120,7 @@ def revised(
     touched: Iterable[str] | None = None,
     demand: Demand | None = None,
     matching: Matching | None = None,
+    hints: Hints | None = None,
 ) -> Revised:
     """The plan with exactly the wanted subscriptions, of those that were touched, or of all.
 
@@ -140,7 +147,8 @@ def revised(
         sample = None if matching is None else matching(plan, row)
         given, matched = (demand, None) if sample is None else sample
         try:
-            joined = add_subscription(plan, row, Demand.of([]) if given is None else given, matched)
+            given = Demand.of([]) if given is None else given
+            joined = add_subscription(plan, row, given, matched, _among(plan, row.id, hints))
         except InputError as error:
             lacks[row.id] = Lack(str(error), isinstance(error, PlanError))
             continue
@@ -150,6 +158,14 @@ def revised(
         )
         changes.append(made)
     return Revised(plan, changes, lacks, demand)
+
+
+def _among(plan: Plan, id_: str, hints: Hints | None) -> set[int] | None:
+    """The classes of those that a hint names, as far as the plan knows them; None without a hint."""
+    if hints is None or id_ not in hints:
+        return None
+    known = plan.classes.class_of
+    return {known[other] for other in hints[id_] if other in known}
 
 
 def applied(plan: Plan, changes: Iterable[Change]) -> Plan:
@@ -363,11 +379,14 @@ class Book:
             writes.append(Write(client_key(record.client), encode(record)))
         return writes
 
-    def revise(self, touched: Iterable[str] | None = None) -> list[Write]:
-        """Bring every live plan up to what is wanted, as one revision; nothing when all are."""
+    def revise(self, touched: Iterable[str] | None = None, hints: Hints | None = None) -> list[Write]:
+        """Bring every live plan up to what is wanted, as one revision; nothing when all are.
+
+        Hints say where to look for what covers a newcomer. A wrong one costs a channel, never an event.
+        """
         ids = None if touched is None else list(touched)
         found = {
-            epoch: revised(live.plan, self.wanted, ids, live.demand, self.matching)
+            epoch: revised(live.plan, self.wanted, ids, live.demand, self.matching, hints)
             for epoch, live in self.live.items()
         }
         for epoch, made in found.items():

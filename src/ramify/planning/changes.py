@@ -32,7 +32,7 @@ them with the newcomer's filter as a tag, which keeps them apart.
         send(table_changes(plan, fresh))
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
@@ -61,6 +61,7 @@ __all__ = [
     "Decision",
     "add_subscription",
     "delete_subscription",
+    "is_semcast",
     "redo",
     "replan",
     "undo",
@@ -128,12 +129,17 @@ class Decision:
 
 
 def add_subscription(
-    plan: Plan, subscription: Subscription, demand: Demand, matched: Bools | None = None
+    plan: Plan,
+    subscription: Subscription,
+    demand: Demand,
+    matched: Bools | None = None,
+    among: Container[int] | None = None,
 ) -> Change:
     """The plan with one more subscription. See the module.
 
     `matched` is bool[p]: the patterns of the demand that it matches; None is none of them. It joins its
     class where that has a place already; else one group, or every channel where each serves everybody.
+    On a SemCast plan only classes in `among` are asked whether they cover it, all unless told.
     Raises `PlanError` for plans of other kinds and where a tree does not reach its broker: those must be
     planned again. `InputError` for an id that exists, a client that is elsewhere.
     """
@@ -152,8 +158,8 @@ def add_subscription(
     if joined:
         revived = joined if plan.classes.vacant[k] else ()
         return _changed(plan, replace(plan, classes=classes), k, revived)
-    if _is_semcast(plan):
-        return _semcast_added(plan, subscription)
+    if is_semcast(plan):
+        return _semcast_added(plan, subscription, among)
     chosen, increase = _place(plan, classes, k, demand, matched)
     made = replace(plan, classes=classes, channels=_joined(plan, classes, k, chosen))
     return _changed(plan, made, k, chosen, increase)
@@ -166,7 +172,7 @@ def delete_subscription(plan: Plan, id_: str) -> Change:
     """
     classes, k = plan.classes.without_subscription(id_)
     left = _carrying(plan, k) if classes.vacant[k] else ()
-    if left and _is_semcast(plan):
+    if left and is_semcast(plan):
         gone = semcast_left(plan, id_)
         growth = Growth(without=k, pruned=tuple(gone.removed.items()), closed=gone.vanished)
         return Change(plan, undo(plan, id_, growth), k, left, growth=growth)
@@ -305,18 +311,18 @@ def _in_cells(plan: Plan, classes: Classes, k: int) -> tuple[int, ...]:
 # --------------------------------------------------------------------------------------------- semcast
 
 
-def _is_semcast(plan: Plan) -> bool:
+def is_semcast(plan: Plan) -> bool:
     """Whether a plan takes subscriptions as SemCast does: channels by expressions, trees from a root."""
     if not plan.channels:
         return plan.scheme.startswith("semcast")
     return all(isinstance(c.admits.content, Holds) and flows_down(c) for c in plan.channels)
 
 
-def _semcast_added(plan: Plan, subscription: Subscription) -> Change:
+def _semcast_added(plan: Plan, subscription: Subscription, among: Container[int] | None = None) -> Change:
     """It joins the channels of a hierarchy that covers it, or gets one of its own."""
     if plan.settings.get("trees") == "delay":
         raise _must_replan(plan, "its trees are made within latency bounds")
-    came = semcast_joined(plan, subscription)
+    came = semcast_joined(plan, subscription, among=among)
     k, growth = came.class_id, NO_GROWTH
     if came.opened is not None:
         channel = came.plan.channels[came.opened]

@@ -1,7 +1,8 @@
 """A leader looks after its plans: mends what they lack, weighs new ones, takes back bad ones.
 
 Owns what is being made and tried, and the record of every decision (`decisions.<n>`, the last hundred).
-Plans are made beside the loop (`coordinator.make_in_process`); they are proposed within it, brought up to
+Before plans are made, coordinators that share the attributes synchronise (`sharing`). Plans are made beside
+the loop (`coordinator.make_in_process`); they are proposed within it, brought up to
 what is wanted by then.
 
 A re-plan is on trial until enough was published with it: when the measured cost of a published GB rose by
@@ -114,12 +115,13 @@ class Adapter:
         book: Book,
         make: Make,
         wake: Callable[[], None],
+        synchronise: Callable[[], Awaitable[None]],
     ) -> None:
         self.measured = Measured()
         self.last: Decided | None = None
         """The latest decision of this term."""
         self._settings, self._replanner, self._stores, self._book = settings, replanner, stores, book
-        self._make_plans, self._wake = make, wake
+        self._make_plans, self._wake, self._synchronise = make, wake, synchronise
         self._making: _Making | None = None
         self._trial: _Trial | None = None
         # the head and its cost at the last weighings
@@ -187,6 +189,7 @@ class Adapter:
 
     async def _for_lack(self, plan: Plan, demand: Demand | None) -> tuple[Made | None, Demand | None]:
         """A plan of the head's scheme that has everything that is wanted."""
+        await self._synchronise()
         bare = await asyncio.to_thread(grown, plan, dict(self._book.wanted))
         specs = [spec_of(plan, self._settings.scheme)]
         return await self._make_plans(Job(bare, specs, demand)), demand
@@ -195,6 +198,7 @@ class Adapter:
         demand = await with_.source(plan)
         if demand is None or demand.events < max(1, with_.least_events):
             return None, None
+        await self._synchronise()
         job = Job(plan, with_.specs, demand, with_.threshold, with_.seed)
         return await self._make_plans(job), demand
 

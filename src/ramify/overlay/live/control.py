@@ -5,6 +5,7 @@ Owns the forms that brokers, coordinators and clients exchange; all of it is JSO
 The store (`store.Store`, bucket CTL), with names as tokens:
 
     leader                  lease of the coordinator that decides
+    coordinators.<name>     lease of a coordinator that is there, the leader or a standby
     state                   `State`, by compare-and-set by the leader: what every broker is to do
     overlay                 the overlay (large value)
     replaced                names the last wish to replace the plan that was carried out
@@ -18,6 +19,9 @@ The store (`store.Store`, bucket CTL), with names as tokens:
 A client asks its broker at `ramify.control.<client>` (`Request`), and gets `Answer`. The broker checks it
 and passes it on to the leader at `COORDINATE` on the control server, with the names of client and broker
 (`Passed`), and passes the answer back.
+
+The leader asks other coordinators at `ramify.share.<name>` on the control server what they keep
+(`Question`, `Told`).
 """
 
 from typing import Any, TypeVar
@@ -30,11 +34,13 @@ from ramify.planning.growth import NO_GROWTH, Growth
 
 __all__ = [
     "COORDINATE",
+    "COORDINATORS",
     "DEFAULT_LEASE_S",
     "DEFAULT_QUOTA_BYTES",
     "LEADER",
     "OVERLAY",
     "REPLACED",
+    "SHARE",
     "STATE",
     "Advertisement",
     "Answer",
@@ -46,17 +52,23 @@ __all__ = [
     "LiveEpoch",
     "Passed",
     "Problem",
+    "Question",
     "Request",
     "Spelled",
     "State",
     "Status",
+    "Told",
     "decode",
     "encode",
 ]
 
 LEADER, STATE, OVERLAY, REPLACED = "leader", "state", "overlay", "replaced"
+COORDINATORS = "coordinators"
 COORDINATE = "ramify.coordinate"
 """Where the leader answers, in the account CONTROL of the control server."""
+
+SHARE = "ramify.share"
+"""Followed by a coordinator's token: where it answers what it keeps while it stands by, likewise."""
 
 DEFAULT_QUOTA_BYTES = 256 << 20
 DEFAULT_LEASE_S = 7 * 86_400
@@ -145,6 +157,31 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     revision: int = 0
     missing: dict[str, str] = {}
     client: ClientRecord | None = None
+
+
+class Question(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What the leader asks a coordinator that stands by.
+
+    covering    the ids of kept subscriptions whose filter covers `filter`
+    kept        the kept subscriptions in the order of ids, those after `after`
+
+    `schema` is what filters are read with; `at`, the store's revision that the answer should know of.
+    """
+
+    op: str
+    schema: dict[str, str]
+    at: int = 0
+    filter: Spelled | None = None
+    after: str = ""
+
+
+class Told(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The answer: `ids` to covering; to kept, some of them and whether there are `more`. Or `error`."""
+
+    ids: list[str] = []
+    kept: dict[str, Spelled] = {}
+    more: bool = False
+    error: str = ""
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):

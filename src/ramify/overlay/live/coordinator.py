@@ -5,7 +5,8 @@ begins, and the process that makes plans.
 
 Several may run; one leads, by the lease `leader`. All that a leader knows is in the store. One that loses
 its lease, meets another's write or cannot reach the control server ends its term, forgets what it knew and
-stands by again; so does one whose write had an unknown outcome.
+stands by again; so does one whose write had an unknown outcome. While they stand by, coordinators keep
+shares of what clients want and answer the leader (`sharing`).
 """
 
 import asyncio
@@ -27,10 +28,12 @@ from ramify.overlay.deciding import Book, Write
 from ramify.overlay.epochs import EpochError
 from ramify.overlay.live.adapting import Replanner, Settings
 from ramify.overlay.live.control import LEADER, OVERLAY, REPLACED, STATE, State, decode
-from ramify.overlay.live.leading import Term, together
+from ramify.overlay.live.leading import Term
 from ramify.overlay.live.led_store import Stores
+from ramify.overlay.live.sharing import Sharer, show
 from ramify.overlay.live.store import INITIAL, Lease, Store
 from ramify.overlay.live.streams import Endpoint, connect, sparing
+from ramify.overlay.live.tasks import end_tasks, together
 from ramify.overlay.replanning import Job, Made, make_plans
 from ramify.planning.catalog import make_plan
 from ramify.planning.check import check
@@ -100,6 +103,8 @@ class Coordinator:
         """The term of this coordinator, while it leads."""
         self.terms = 0
         """How many terms it has begun."""
+        self.sharer: Sharer | None = None
+        """Its share of the attributes, while it stands by."""
         self._replaced = False
 
     async def run(self) -> None:
@@ -128,15 +133,32 @@ class Coordinator:
 
     async def _serve(self, store: Store, connection: Nats) -> None:
         """Stand by and lead until there is trouble; then the connections too are made anew."""
-        lease = Lease(store, LEADER, self.config.name, self.config.lease_s)
+        config = self.config
+        lease = Lease(store, LEADER, config.name, config.lease_s)
+        showing = asyncio.create_task(show(store, config.name, config.lease_s))
+        try:
+            if not await lease.take():
+                await self._stand_by(store, connection, lease)
+            await self._lead(store, connection, lease)
+        finally:
+            try:
+                # at once, so that a standby need not wait; also when cancelled
+                with contextlib.suppress(LiveError):
+                    await lease.release()
+            finally:
+                await end_tasks([showing])
+
+    async def _stand_by(self, store: Store, connection: Nats, lease: Lease) -> None:
+        """Until the lead is taken."""
+        schema = self.config.schema if self.config.plan is None else self.config.plan.classes.schema
+        self.sharer = Sharer(self.config.name, schema, store, connection)
+        sharing = asyncio.create_task(self.sharer.run())
         try:
             while not await lease.take():
                 await asyncio.sleep(_STANDBY_S)
-            await self._lead(store, connection, lease)
         finally:
-            # at once, so that a standby need not wait; also when cancelled
-            with contextlib.suppress(LiveError):
-                await lease.release()
+            self.sharer = None
+            await end_tasks([sharing])
 
     async def _lead(self, store: Store, connection: Nats, lease: Lease) -> None:
         stores = Stores(store, lease)
@@ -264,6 +286,7 @@ async def _clients(stores: Stores) -> dict[str, bytes]:
             if change.value is not None:
                 found[change.key] = change.value
                 stores.revisions[change.key] = change.revision
+                stores.clients_at = max(stores.clients_at, change.revision)
     raise LiveError("the control server did not list the clients: try again")
 
 

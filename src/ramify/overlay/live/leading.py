@@ -17,16 +17,15 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 import nats.errors
 from nats.aio.client import Client as Nats
 from nats.aio.msg import Msg
 
 from ramify.errors import InputError, LiveError
-from ramify.overlay.deciding import Book
+from ramify.overlay.deciding import Book, Hints
 from ramify.overlay.epochs import BrokerReport
 from ramify.overlay.live.adapting import Adapter, Make, Replanner, Settings
 from ramify.overlay.live.control import (
@@ -41,11 +40,13 @@ from ramify.overlay.live.control import (
 )
 from ramify.overlay.live.led_store import Stores
 from ramify.overlay.live.names import name_of
+from ramify.overlay.live.sharing import Colleagues
 from ramify.overlay.live.store import INITIAL, Change, Lease
-from ramify.overlay.live.tasks import end_tasks
+from ramify.overlay.live.tasks import together
 from ramify.overlay.requests import MOST_RECORD_BYTES, Asked, Rules, ask
+from ramify.planning.changes import is_semcast
 
-__all__ = ["MOST_AT_ONCE", "Term", "together"]
+__all__ = ["MOST_AT_ONCE", "Term"]
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +101,8 @@ class Term:
         self.book = book
         self._settings, self._stores, self._nats = settings, stores, connection
         self._wake = asyncio.Event()
-        self.plans = Adapter(settings, replanner, stores, book, make, self._wake.set)
+        self.colleagues = Colleagues(stores.lease.holder, stores.store, connection)
+        self.plans = Adapter(settings, replanner, stores, book, make, self._wake.set, self._synchronise)
         self._came = _Came()
         # set once all that was there has been seen
         self._seen = {prefix: asyncio.Event() for prefix in ("brokers", "reports", "status")}
@@ -121,7 +123,8 @@ class Term:
     async def run(self) -> None:
         """Lead. Requests that wait when it ends are told that their outcome is unknown."""
         try:
-            await together(*(self._watch(prefix) for prefix in self._seen), self._lead())
+            watches = (self._watch(prefix) for prefix in self._seen)
+            await together(*watches, self.colleagues.follow(), self._lead())
         finally:
             await self.plans.end()
             await self._refuse_all()
@@ -274,7 +277,7 @@ class Term:
         self._waiting += taken
         changed = [record for client, record in records.items() if book.records.get(client) != record]
         await self._stores.write(book.put_records(changed))
-        await self._revise(touched)
+        await self._revise(touched, await self._hints(taken))
         for waiting in taken:
             waiting.revision = book.epochs.revision
 
@@ -302,14 +305,29 @@ class Term:
         while len(self._removed) > _MOST_REMEMBERED:
             del self._removed[next(iter(self._removed))]
 
-    async def _revise(self, touched: Collection[str] | None) -> None:
+    async def _hints(self, taken: Collection[_Waiting]) -> Hints:
+        """What other coordinators say of newcomers; nothing where plans do not ask what covers them."""
+        book, plan = self.book, self.book.head.plan
+        if not self.colleagues.others or not is_semcast(plan):
+            return {}
+        ids = {id_ for each in taken if each.passed.request.op == "subscribe" for id_ in each.ids}
+        rows = [book.wanted[id_] for id_ in sorted(ids & book.wanted.keys() - plan.classes.class_of.keys())]
+        return await self.colleagues.hints(rows, plan.classes.schema, self._stores.clients_at)
+
+    async def _synchronise(self) -> None:
+        """Before channels are made anew: see `Colleagues.synchronise`."""
+        plan = self.book.head.plan
+        if is_semcast(plan):
+            await self.colleagues.synchronise(self.book.wanted, plan.classes, self._stores.clients_at)
+
+    async def _revise(self, touched: Collection[str] | None, hints: Hints | None = None) -> None:
         """Bring the live plans up to the records.
 
         In a thread: with very many classes it takes long, and the lease must be renewed meanwhile. The next
         revision takes no more requests than a second is enough for.
         """
         began = time.monotonic()
-        writes = await asyncio.to_thread(self.book.revise, touched)
+        writes = await asyncio.to_thread(self.book.revise, touched, hints)
         if touched:
             each_s = (time.monotonic() - began) / len(touched)
             self._at_once = min(MOST_AT_ONCE, max(1, int(_REVISION_S / max(each_s, 1e-6))))
@@ -361,20 +379,6 @@ class Term:
             if not self._garbage or self._garbage[0][0] > now:
                 return
             await self._stores.delete(self._garbage.popleft()[1])
-
-
-async def together(*work: Coroutine[Any, Any, None]) -> None:
-    """Run all until one ends, then end the others; raises what that one raised."""
-    tasks = [asyncio.create_task(each) for each in work]
-    for task in tasks:
-        # looked at, or the loop would complain about those that fail while all end
-        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        await end_tasks(tasks)
-    for task in done:
-        task.result()
 
 
 def _broker(key: str) -> str:

@@ -1,4 +1,4 @@
-"""Ending tasks for good.
+"""Ending tasks for good, and running several as one.
 
 Python 3.11's `asyncio.wait_for` can swallow a cancellation that comes just when what it waits for is done
 (cpython #86296), and the NATS library uses it: a task that loops would then run on, and whoever waits for
@@ -6,10 +6,10 @@ its end would wait forever. So a cancellation is repeated until it is heard.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
-__all__ = ["end_tasks"]
+__all__ = ["end_tasks", "together"]
 
 _AGAIN_S = 0.5
 
@@ -21,3 +21,17 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
         for task in left:
             task.cancel()
         _, left = await asyncio.wait(left, timeout=_AGAIN_S)
+
+
+async def together(*work: Coroutine[Any, Any, None]) -> None:
+    """Run all until one ends, then end the others; raises what that one raised."""
+    tasks = [asyncio.create_task(each) for each in work]
+    for task in tasks:
+        # looked at, or the loop would complain about those that fail while all end
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await end_tasks(tasks)
+    for task in done:
+        task.result()

@@ -81,15 +81,17 @@ class PlacementProblem:
         unless they are known better: sub-channels overstate what subscriptions want. Raises `InputError`,
         `DisconnectedError`.
         """
+        sent, wanted = _array(rate, np.float64), _array(subscribed, np.bool_)
+        _require_rates(len(users), sent, wanted)
         made = cls(
             tuple(users),
             core.require_connected(),
-            _array(rate, np.float64),
-            _array(subscribed, np.bool_),
+            sent,
+            wanted,
             _array(access_price, np.float64),
             np.full(len(core), np.inf) if capacity is None else _array(capacity, np.float64),
-            _array(np.sum(rate, axis=1) if rate_out is None else rate_out, np.float64),
-            _array(heard(rate, subscribed) if rate_in is None else rate_in, np.float64),
+            _array(sent.sum(axis=1) if rate_out is None else rate_out, np.float64),
+            _array(heard(sent, wanted) if rate_in is None else rate_in, np.float64),
         )
         made._validate()
         return made
@@ -113,7 +115,7 @@ class PlacementProblem:
     @property
     def channels(self) -> int:
         """T, the number of sub-channels."""
-        return self.rate.shape[1]
+        return int(self.rate.shape[1])
 
     @cached_property
     def demand(self) -> Floats:
@@ -174,12 +176,10 @@ class PlacementProblem:
     def _validate(self) -> None:
         users, brokers = len(self.users), len(self.core)
         if not users or not brokers:
-            raise InputError(f"{users} users and {brokers} brokers: a placement needs one of each at least.")
-        if self.rate.ndim != 2:
-            raise InputError("rate must have a row for each user and a column for each sub-channel.")
+            raise InputError(
+                f"{users} users and {brokers} brokers: a placement needs one of each at least."
+            )
         shapes = {
-            "rate": (users, self.channels),
-            "subscribed": (users, self.channels),
             "access_price": (users, brokers),
             "capacity": (brokers,),
             "rate_out": (users,),
@@ -189,9 +189,9 @@ class PlacementProblem:
             array = getattr(self, name)
             if array.shape != shape:
                 raise InputError(f"{name} has the shape {array.shape}, not {shape}.")
-            if array.dtype != np.bool_ and not (array >= 0).all():
+            if not (array >= 0).all():
                 raise InputError(f"{name} holds a number below 0, or none. Allowed: 0 or more.")
-        for name in ("rate", "rate_out", "rate_in"):
+        for name in ("rate_out", "rate_in"):
             if not np.isfinite(getattr(self, name)).all():
                 raise InputError(f"{name} holds an infinite number. Rates are finite.")
         if len(set(self.users)) < users:
@@ -236,11 +236,11 @@ class Placement:
         return dict(zip(problem.users, at, strict=True))
 
 
-def heard(rate: npt.ArrayLike, subscribed: npt.ArrayLike) -> Floats:
+def heard(rate: Floats, subscribed: Bools) -> Floats:
     """float64[u]: what others publish into the sub-channels that a user wants."""
-    sent = np.asarray(rate, dtype=np.float64)
-    wanted = np.asarray(subscribed, dtype=np.float64)
-    return np.maximum(wanted @ sent.sum(axis=0) - (wanted * sent).sum(axis=1), 0.0)
+    wanted = subscribed.astype(np.float64)
+    others: Floats = wanted @ rate.sum(axis=0) - (wanted * rate).sum(axis=1)
+    return np.maximum(others, 0.0)
 
 
 def core_from_prices(core_price: npt.ArrayLike, brokers: Sequence[str]) -> Overlay:
@@ -268,8 +268,16 @@ def core_from_prices(core_price: npt.ArrayLike, brokers: Sequence[str]) -> Overl
         needless = (shorter & (through <= price[a] * (1 + 1e-12))).any(axis=0)
         ends += [(a, b) for b in range(a + 1, count) if np.isfinite(price[a, b]) and not needless[b]]
     pairs = np.array(ends, dtype=np.int32).reshape(-1, 2)
-    both = np.repeat(price[pairs[:, 0], pairs[:, 1], None], 2, axis=1)
-    return Overlay.from_arrays("core", tuple(brokers), pairs, both, np.ones(len(pairs)))
+    return Overlay.from_arrays("core", tuple(brokers), pairs, price=price[pairs[:, 0], pairs[:, 1]])
+
+
+def _require_rates(users: int, rate: Floats, subscribed: Bools) -> None:
+    if rate.ndim != 2 or len(rate) != users:
+        raise InputError(f"rate has the shape {rate.shape}. It needs a row for each of {users} users.")
+    if subscribed.shape != rate.shape:
+        raise InputError(f"subscribed has the shape {subscribed.shape}, not {rate.shape} as rate has.")
+    if not (np.isfinite(rate) & (rate >= 0)).all():
+        raise InputError("rate holds a number below 0, an infinite one, or none. Allowed: 0 or more.")
 
 
 def _array(values: npt.ArrayLike, dtype: type[np.generic]) -> npt.NDArray[Any]:

@@ -21,7 +21,6 @@ Reference: O. Papaemmanouil, U. Cetintemel, "SemCast", section 3.2.2.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -153,19 +152,24 @@ def covering_profiles(
     """For each unseen profile the others whose filter covers it, and how many pairs were left out.
 
     Only filters that ask for no further attribute can cover; of those at most `most` pairs are compared.
+    O(profiles * distinct sets of attributes) besides.
     """
-    chosen = list(unseen)
-    pairs = (
-        (u, p)
-        for u in chosen
-        for p in range(len(filters))
-        if p != u and filters[p].paths <= filters[u].paths
-    )
-    found: dict[int, list[int]] = {u: [] for u in chosen}
-    for u, p in islice(pairs, most):
-        if filters[p].covers(filters[u]):
-            found[u].append(p)
-    return found, sum(1 for _ in pairs)
+    alike: dict[frozenset[str], list[int]] = {}
+    for p, filter_ in enumerate(filters):
+        alike.setdefault(frozenset(filter_.paths), []).append(p)
+    fewer = {paths: [other for other in alike if other <= paths] for paths in alike}
+    found: dict[int, list[int]] = {}
+    room, left_out = most, 0
+    for u in unseen:
+        found[u] = []
+        sets = fewer[frozenset(filters[u].paths)]
+        asked = sorted(p for paths in sets for p in alike[paths] if p != u) if room else []
+        left_out += sum(len(alike[paths]) for paths in sets) - 1 - len(asked[:room])
+        for p in asked[:room]:
+            if filters[p].covers(filters[u]):
+                found[u].append(p)
+        room -= len(asked[:room])
+    return found, left_out
 
 
 # ----------------------------------------------------------------------------------------- hierarchies

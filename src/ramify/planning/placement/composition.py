@@ -1,0 +1,231 @@
+"""Placement and schemes together: users from a demand, and a problem with its clients moved.
+
+Owns the way there and back. `placement_problem` reads users out of a problem whose demand was counted by
+client and by cell: what each client publishes into each cell, the cells that its filters touch, and what it
+receives, event by event. `placed` moves clients: their subscriptions and what they publish; then any scheme
+plans as usual. What access links cost is not part of a plan's price: report `access_money` beside it.
+
+Prices of access links may be given. Where none are, a client may use any broker, at the price of the core
+from where it is now: as if its traffic went on through its present broker. With `stay` it may not move.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ramify.errors import InputError, OverlayError
+from ramify.network.distances import all_pairs
+from ramify.planning.classes import Classes
+from ramify.planning.demand import Demand
+from ramify.planning.kyra.loads import counted_grid, touched_cells
+from ramify.planning.pattern_arrays import PatternArrays
+from ramify.planning.placement.model import Placement, PlacementProblem
+from ramify.planning.problem import Problem
+
+__all__ = ["access_money", "placed", "placement_problem"]
+
+Floats = npt.NDArray[np.float64]
+Longs = npt.NDArray[np.int64]
+
+GB = 1e9
+
+
+def placement_problem(
+    problem: Problem,
+    *,
+    access: Mapping[tuple[str, str], float] | None = None,
+    capacity: Mapping[str, float] | None = None,
+    stay: bool = False,
+) -> PlacementProblem:
+    """The clients of a problem as users to be placed; rates are bytes, and one per event.
+
+    `access` holds prices per 10^9 bytes by (client, broker); a client that is not in it stays. `capacity`
+    is in bytes of the demand, by broker; others bear everything. A publisher that is a broker itself stays.
+    Raises `InputError` for a demand that was counted without clients or without a grid.
+    """
+    grid = counted_grid(problem)
+    if grid is None:
+        raise InputError("placement needs sub-channels: tally the events with a grid.")
+    demand = problem.demand
+    if (demand.client < 0).any():
+        raise InputError("placement needs to know who published: tally the events by client.")
+    home = _homes(problem)
+    users = tuple(home)
+    number = {user: u for u, user in enumerate(users)}
+    weight = problem.pattern_weight * demand.factor
+    sender = np.array([number[name] for name in demand.clients], dtype=np.int64)[demand.client]
+    rate = np.zeros((len(users), grid.size))
+    np.add.at(rate, (sender, demand.cell), weight)
+    touched = touched_cells(problem, grid)
+    subscribed = np.zeros((len(users), grid.size), dtype=np.bool_)
+    for k, members in enumerate(problem.classes.members):
+        for u in {number[row.client] for row in members}:
+            subscribed[u] |= touched[k]
+    return PlacementProblem.of(
+        users,
+        problem.overlay,
+        rate,
+        subscribed,
+        _access_prices(problem, home, access, stay),
+        _capacities(problem, capacity),
+        rate_in=_received(problem, number, sender, weight),
+    )
+
+
+def access_money(problem: PlacementProblem, placement: Placement) -> float:
+    """What the access links of a placement cost, where rates are bytes and prices per 10^9 bytes."""
+    return problem.access_cost(placement.broker) / GB
+
+
+def placed(problem: Problem, where: Mapping[str, str]) -> Problem:
+    """The same problem with clients at other brokers: `where` says at which; others stay.
+
+    Classes are collapsed anew, and patterns that become equal are added up. What was advertised at a broker
+    is known by broker alone, so afterwards every broker may publish what any could. A publisher can only be
+    moved in a demand that was counted by client: `InputError` otherwise. O(demand and subscriptions).
+    """
+    overlay = problem.overlay
+    unknown = next((at for at in where.values() if at not in overlay.index), None)
+    if unknown is not None:
+        raise OverlayError(
+            f"a client is placed at broker {unknown!r}, which overlay {overlay.name} has not."
+        )
+    moves = any(problem.attachments.get(client, at) != at for client, at in where.items())
+    if moves and (problem.demand.client < 0).any():
+        raise InputError(
+            "clients cannot be moved in this demand: it does not say who published. Tally by client."
+        )
+    classes, start, made = _moved_classes(problem.classes, where, problem)
+    demand = _moved_demand(problem, where, len(classes), start, made)
+    said = problem.advertisements
+    pooled = tuple({f.key: f for filters in said.values() for f in filters}.values())
+    if not all(b in said for b in problem.publishers.tolist()):
+        pooled = ()
+    publishers = np.union1d(problem.publishers, demand.publisher).astype(np.int32)
+    return Problem(
+        overlay,
+        classes,
+        demand,
+        {**problem.attachments, **where},
+        publishers,
+        dict.fromkeys(publishers.tolist(), pooled) if pooled else {},
+        problem.grid,
+    )
+
+
+def _homes(problem: Problem) -> dict[str, int]:
+    """Client -> its broker now: by attachment, else of its first subscription, or where it publishes."""
+    index = problem.overlay.index
+    home: dict[str, int] = {}
+    for members, b in zip(problem.classes.members, problem.classes.broker.tolist(), strict=True):
+        for row in members:
+            home.setdefault(row.client, b)
+    for client, b in zip(problem.demand.client.tolist(), problem.demand.publisher.tolist(), strict=True):
+        home.setdefault(problem.demand.clients[client], b)
+    for client in home:
+        if client in problem.attachments:
+            home[client] = index[problem.attachments[client]]
+    return dict(sorted(home.items()))
+
+
+def _access_prices(
+    problem: Problem, home: Mapping[str, int], access: Mapping[tuple[str, str], float] | None, stay: bool
+) -> Floats:
+    index = problem.overlay.index
+    price = np.full((len(home), len(index)), np.inf)
+    number = {user: u for u, user in enumerate(home)}
+    for client, broker in access or ():
+        if client not in number or broker not in index:
+            raise InputError(f"an access price from {client!r} to {broker!r}: one of them does not exist.")
+        price[number[client], index[broker]] = (access or {})[client, broker]
+    distance = all_pairs(problem.overlay, "mean_price").distance
+    for u, (client, b) in enumerate(home.items()):
+        if np.isfinite(price[u]).any():
+            continue
+        broker_itself = client in index and client not in problem.attachments
+        if access is not None or stay or broker_itself:
+            price[u, b] = 0.0
+        else:
+            price[u] = distance[b]
+    return price
+
+
+def _capacities(problem: Problem, capacity: Mapping[str, float] | None) -> Floats:
+    most = np.full(len(problem.overlay), np.inf)
+    for broker, value in (capacity or {}).items():
+        if broker not in problem.overlay.index:
+            raise InputError(
+                f"a capacity for broker {broker!r}, which overlay {problem.overlay.name} has not."
+            )
+        most[problem.overlay.index[broker]] = value
+    return most
+
+
+def _received(problem: Problem, number: Mapping[str, int], sender: Longs, weight: Floats) -> Floats:
+    """What each client receives from others: an event once, however many of its subscriptions match."""
+    demand = problem.demand
+    lists = [sorted({number[row.client] for row in members}) for members in problem.classes.members]
+    start = np.cumsum([0, *map(len, lists)], dtype=np.int64)
+    client = np.array([u for one in lists for u in one], dtype=np.int64)
+    pattern, user = _expanded(demand, start, client, len(number))
+    others = sender[pattern] != user
+    summed = np.bincount(user[others], weights=weight[pattern[others]], minlength=len(number))
+    return np.asarray(summed, dtype=np.float64)
+
+
+def _expanded(demand: Demand, start: Longs, value: Longs, most: int) -> tuple[Longs, Longs]:
+    """The distinct (pattern, value) pairs, sorted; class k stands for `value[start[k]:start[k + 1]]`."""
+    pattern = np.repeat(np.arange(len(demand), dtype=np.int64), np.diff(demand.start))
+    length = np.diff(start)[demand.classes]
+    ends = np.cumsum(length)
+    at = np.arange(int(length.sum())) + np.repeat(start[demand.classes] - (ends - length), length)
+    pairs = np.unique(np.repeat(pattern, length) * max(most, 1) + value[at])
+    return pairs // max(most, 1), pairs % max(most, 1)
+
+
+def _moved_classes(
+    classes: Classes, where: Mapping[str, str], problem: Problem
+) -> tuple[Classes, Longs, Longs]:
+    """The new classes, and for each old one the new ones of its members in compressed rows."""
+    rows, filters = [], []
+    for k, members in enumerate(classes.members):
+        for row in members:
+            rows.append(replace(row, broker=where.get(row.client, row.broker)))
+            filters.append(classes.filters[k])
+    made = Classes.collapse(rows, problem.overlay, classes.schema, filters)
+    lists = [sorted({made.class_of[row.id] for row in members}) for members in classes.members]
+    start = np.cumsum([0, *map(len, lists)], dtype=np.int64)
+    return made, start, np.array([k for one in lists for k in one], dtype=np.int64)
+
+
+def _moved_demand(
+    problem: Problem, where: Mapping[str, str], classes: int, start: Longs, made: Longs
+) -> Demand:
+    demand, index = problem.demand, problem.overlay.index
+    at = np.array([index[where[c]] if c in where else -1 for c in demand.clients] + [-1], dtype=np.int64)
+    publisher = np.where(at[demand.client] >= 0, at[demand.client], demand.publisher)
+    pattern, matched = _expanded(demand, start, made, classes)
+    ends = np.searchsorted(pattern, np.arange(len(demand) + 1)).astype(np.int64)
+    none = np.zeros(len(demand), dtype=np.int64)
+    arrays = PatternArrays(
+        split=none,
+        pane=none,
+        publisher=publisher.astype(np.int32),
+        client=demand.client,
+        cell=demand.cell,
+        tags=demand.tags.view(np.int64),
+        start=ends,
+        classes=matched.astype(np.int32),
+        count=demand.count,
+        size=demand.size,
+        clients=demand.clients,
+    )
+    return Demand.of_rows(
+        arrays,
+        seconds=demand.seconds,
+        factor=demand.factor,
+        tag_filters=demand.tag_filters,
+        unknown=demand.unknown,
+    )

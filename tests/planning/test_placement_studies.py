@@ -1,0 +1,94 @@
+"""Placing first, then planning: a study after placement, the scheme, and the file of access prices."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ramify.errors import InputError
+from ramify.network.specs import overlay_from
+from ramify.planning.catalog import make_plan
+from ramify.planning.check import check
+from ramify.planning.classes import Classes
+from ramify.planning.kyra.grids import grid_for
+from ramify.planning.placement.studies import ALGORITHMS, place_study, read_access
+from ramify.planning.pricing import price
+from ramify.planning.splits import Split
+from ramify.planning.study import SHARES, Study, compare, prepare
+from ramify.planning.tally import Tally
+from ramify.workloads.catalog import workload_from
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    overlay = overlay_from("majumder:12")
+    workload = workload_from("zhao_wu:users=40,events=2000", overlay, 1)
+    classes = Classes.collapse(workload.subscriptions, overlay, workload.schema.attributes)
+    grid = grid_for(classes)
+    counted = Tally(
+        classes, overlay, workload.attachments, grid=grid, by_client=True, split=Split(SHARES, seed=1)
+    )
+    for batch in workload.batches():
+        counted.add(batch)
+    return prepare(overlay, classes, counted.windows(), workload.attachments, hours=1.0, grid=grid)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_after_placement_every_scheme_plans_as_usual(study: Study, algorithm: str) -> None:
+    brokers = study.problem.overlay.brokers
+    access = {(f"user-{u}", b): float((7 * u + i) % 12) for u in range(40) for i, b in enumerate(brokers)}
+    made = place_study(study, algorithm, 1, access=access)
+    assert made.moved > 0
+    assert made.study.whole.events == study.whole.events
+    assert made.study.whole.size_bytes == study.whole.size_bytes
+    if algorithm == "greedy":  # no capacity: everybody at the broker that costs nothing
+        assert made.access == 0 < made.access_before
+    found = compare(made.study, ["mst", "zhao-wu"], today="spt-best")
+    assert all(row.allowed for row in found.everything)
+
+
+def test_clients_that_pay_the_core_price_to_move_need_not(study: Study) -> None:
+    made = place_study(study, "greedy", 1)
+    assert (made.moved, made.access) == (0, 0.0)
+    assert made.study.problem.attachments == study.problem.attachments
+
+
+def test_trees_of_sub_channels_cost_no_more_than_one_tree_and_spanning_trees_more_than_steiner(
+    study: Study,
+) -> None:
+    cost = {}
+    for spec in ("zhao-wu", "zhao-wu:trees=mst", "zhao-wu-tree", "mst"):
+        plan = make_plan(spec, study.problem, 1)
+        check(plan, study.problem)
+        cost[spec] = price(plan, study.test).money
+    assert cost["zhao-wu-tree"] == pytest.approx(cost["mst"])
+    assert cost["zhao-wu"] <= cost["zhao-wu:trees=mst"] * 1.01
+    assert cost["zhao-wu"] <= cost["zhao-wu-tree"] * 1.01
+    with pytest.raises(InputError, match="trees = 'x'"):
+        make_plan("zhao-wu:trees=x", study.problem, 1)
+
+
+def test_zhao_wu_without_a_grid_is_one_group(study: Study) -> None:
+    problem = replace(study.problem, grid=None)
+    plan = make_plan("zhao-wu", problem, 1)
+    check(plan, problem)
+    assert plan.settings["groups"] == 1
+
+
+def test_access_prices_are_read_and_faults_named_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "access.csv"
+    path.write_text("client,broker,price\na,b0,1.5\na,b1,0\n")
+    assert read_access(path) == {("a", "b0"): 1.5, ("a", "b1"): 0.0}
+    path.write_text("client,broker,price\na,b0,1.5\na,b1,dear\n")
+    with pytest.raises(InputError, match=r"access\.csv:3: price 'dear'"):
+        read_access(path)
+    path.write_text("client,price\na,1.5\n")
+    with pytest.raises(InputError, match="columns client, broker and price"):
+        read_access(path)
+
+
+def test_an_unknown_algorithm_is_named(study: Study) -> None:
+    with pytest.raises(InputError, match=r"no placement algorithm 'best'.*local-search"):
+        place_study(study, "best", 1)
+    assert np.isfinite(place_study(study, "local-search", 1).placement.total)
