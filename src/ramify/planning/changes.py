@@ -285,7 +285,8 @@ def _place(
 
 def _in_cells(plan: Plan, classes: Classes, k: int) -> tuple[int, ...]:
     """The channels that admit a cell which a class may get events in; its proxy is on the tree of each."""
-    assert plan.grid is not None, "a plan that admits cells has a grid"
+    if plan.grid is None:
+        raise _must_replan(plan, "its channels divide events by cells of a grid that it has not")
     host, touched = int(classes.broker[k]), plan.grid.cells_touched(classes.filter_of(k))
     admitted = [c.admits.content.cells for c in plan.channels if isinstance(c.admits.content, Cells)]
     if not np.isin(touched, np.concatenate(admitted)).all():
