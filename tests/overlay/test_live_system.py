@@ -121,17 +121,21 @@ async def _replaced_and_woken(machine: Machine, routers: str) -> None:
     old = await _pid(machine, routers)
     # one that has not begun to route would replace the second, not be replaced
     mine = set(machine.config.overlay.brokers[int(routers[-1]) - 1 :: 2])
-    since = began(old) - 1
 
-    def routes(view: Overview) -> bool:
-        told = {b.name: b.status for b in view.brokers if b.state == "routing" and b.status is not None}
-        return all(name in told and told[name].started >= since for name in mine)
+    async def until_routes(since: float) -> None:
+        def routes(view: Overview) -> bool:
+            told = {b.name: b.status for b in view.brokers if b.state == "routing" and b.status is not None}
+            return all(name in told and told[name].started >= since for name in mine)
 
-    await until_seen(machine, routes)
+        await until_seen(machine, routes)
+
+    await until_routes(began(old) - 1)
     send(old, signal.SIGSTOP)
     try:
         with extra_routers(machine, routers) as second:
+            # longer than the leases of the first
             await asyncio.sleep(6)
+            await until_routes(began(second.pid) - 1)
             send(old, signal.SIGCONT)
             # it finds itself replaced and ends; its supervisor starts another, which ends the second one
             await until(lambda: not is_running(old))
