@@ -126,10 +126,11 @@ def plan(
         # at a gateway of its own a profile seems to cost nothing, and none joins another: both are tried
         starts.append(places.best(seen.bits, hosts, seen.rate)[0])
     found = []
-    for points in starts:
-        progress(0.0, "comparing profiles")
+    for i, points in enumerate(starts):
+        shown = _within(progress, 0.7 * i / len(starts), 0.7 / len(starts))
+        shown(0.0, "comparing profiles")
         made, left_out = _hierarchies(profiles, seen, hosts, estimate, points)
-        progress(0.3, "merging channels")
+        shown(0.4, "merging channels")
         merged = merge_channels(
             made,
             seen,
@@ -138,7 +139,7 @@ def plan(
             iterations=params.iterations,
             seconds=params.seconds,
             most_terms=params.most_terms,
-            progress=lambda share, what: progress(0.3 + 0.4 * share, what),
+            progress=_within(shown, 0.4, 0.6),
         )
         roots, total = np.array([draft.point for draft in merged.channels], dtype=np.int32), 0.0
         if params.rendezvous == "best" and len(merged.channels):
@@ -163,6 +164,11 @@ def plan(
     if params.trees == "delay":
         settings |= {"refused": len(refused), "refused_subscriptions": ", ".join(refused[:SHOWN])}
     return put_together("semcast", problem, channels, settings, paths=legs.paths)
+
+
+def _within(progress: Progress, begin: float, share: float) -> Progress:
+    """Progress of a part of the work."""
+    return lambda done, what: progress(begin + share * done, what)
 
 
 def _hierarchies(
