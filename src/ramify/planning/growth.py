@@ -27,6 +27,7 @@ from ramify.planning.plan import (
     Holds,
     Match,
     Not,
+    Path,
     Plan,
     Pruning,
     Serves,
@@ -42,6 +43,7 @@ __all__ = [
     "Opened",
     "flows_down",
     "mapped",
+    "open_channel",
     "regrown",
     "serving_broker",
     "simple",
@@ -113,7 +115,7 @@ def regrown(plan: Plan, growth: Growth) -> Plan:
         made[c] = _closed(_known(made, c))
     paths = dict(plan.paths)
     for new in growth.opened:
-        channel, legs = _opened(plan, new)
+        channel, legs = open_channel(plan, new)
         made.append(channel)
         paths = {**legs, **paths}
     touched = {c for c, _ in (*growth.grown, *growth.pruned)} | set(range(len(plan.channels), len(made)))
@@ -254,10 +256,17 @@ def _closed(channel: Channel) -> Channel:
     return replace(channel, admits=never, serves=_nobody(), tree=alone)
 
 
-def _opened(plan: Plan, new: Opened) -> tuple[Channel, dict[tuple[int, int], tuple[int, ...]]]:
-    """A channel that admits the publishers that the others admit, and the legs to its root."""
+def open_channel(
+    plan: Plan, new: Opened, publishers: frozenset[int] | None = None
+) -> tuple[Channel, dict[tuple[int, int], Path]]:
+    """A channel that serves nobody yet, and the legs to its root.
+
+    It admits the publishers that the others admit, unless told.
+    """
     n = len(plan.overlay)
-    allowed = next((channel.admits.publishers for channel in plan.channels), None)
+    allowed = publishers
+    if allowed is None:
+        allowed = next((channel.admits.publishers for channel in plan.channels), None)
     origins = list(range(n)) if allowed is None else sorted(allowed)
     targets = np.full(n, -1, dtype=np.int32)
     targets[origins] = new.root

@@ -36,12 +36,10 @@ from ramify.network.distances import Weight
 from ramify.network.steiner import Steiner
 from ramify.network.trees import Tree
 from ramify.planning.classes import Classes
-from ramify.planning.growth import NEVER, Links, mapped, simple, terms
+from ramify.planning.growth import NEVER, Links, Opened, mapped, open_channel, simple, terms
 from ramify.planning.plan import (
-    Admission,
     Channel,
     ChannelTree,
-    Entry,
     Expression,
     Holds,
     Match,
@@ -49,7 +47,7 @@ from ramify.planning.plan import (
     Pruning,
     Serves,
 )
-from ramify.planning.semcast.legs import directed, legs_to
+from ramify.planning.semcast.legs import directed
 from ramify.planning.semcast.trees import GrowingTree, Ways, latencies
 
 __all__ = ["Membership", "joined", "left", "ways_for"]
@@ -218,29 +216,17 @@ def _joining(plan: Plan, k: int, home: frozenset[int], ways: Ways) -> Membership
 
 
 def _opened(plan: Plan, k: int, point: int | None, publishers: Iterable[int] | None) -> Membership:
-    n, c = len(plan.overlay), len(plan.channels)
-    allowed = next((channel.admits.publishers for channel in plan.channels), None)
-    if publishers is not None:
-        allowed = frozenset(publishers)
-    origins = range(n) if allowed is None else sorted(allowed)
-    host = int(plan.classes.broker[k])
+    c, host = len(plan.channels), int(plan.classes.broker[k])
     root = host if point is None else point
     growing = GrowingTree(root, ways_for(plan), latencies(plan.overlay)) if root != host else None
-    came = [] if growing is None else growing.join(host)
-    targets = np.full(n, -1, dtype=np.int32)
-    targets[list(origins)] = root
+    came = tuple([] if growing is None else growing.join(host))
     pruning = next((channel.pruning for channel in plan.channels), Pruning.NONE)
-    channel = Channel(
-        f"hierarchy {c}",
-        Admission(Holds(Match((k,))), allowed),
-        Serves.at_hosts([k], plan.classes),
-        pruning,
-        ChannelTree(np.array(came, dtype=np.int32).reshape(-1, 2), root),
-        Entry(targets),
-    )
-    paths = {**legs_to(plan.overlay, [root], origins).paths, **plan.paths}
+    allowed = None if publishers is None else frozenset(publishers)
+    bare, legs = open_channel(plan, Opened(f"hierarchy {c}", root, came, k, pruning), allowed)
+    channel = replace(bare, serves=Serves.at_hosts([k], plan.classes))
+    paths = {**legs, **plan.paths}
     revised = replace(plan, channels=(*plan.channels, channel), paths=paths)
-    return Membership(revised, k, (c,), (c,), {c: tuple(came)} if came else {}, opened=c)
+    return Membership(revised, k, (c,), (c,), {c: came} if came else {}, opened=c)
 
 
 # --------------------------------------------------------------------------------------------- leaving
