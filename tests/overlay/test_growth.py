@@ -216,4 +216,3 @@ def test_an_opened_channel_is_not_rejected_where_it_is_not_known_yet() -> None:
     found = mixed(world, [plan], [old, new], lambda broker: int(broker % 2))
     assert {pair for pair in found if pair[1] != "new"} == served(plan, world)  # type: ignore[index]
     assert np.array_equal(new.hosts[: len(old.hosts)], old.hosts)
-    assert replace(plan) == plan
