@@ -5,8 +5,10 @@ On majumder's localised data (x = 2 %, 10,000 documents, 1,000 keywords) on a tr
 a split that neither saw, and the bound, each against `opt`, a Steiner tree per document. Then the
 Steiner kernel beside rustworkx on the same sets, mult at 5,000 brokers in a process of its own (time
 and memory), and its time as brokers, subscriptions and documents double. SemCast on its own model (600
-brokers, 7,000 profiles, 10,000 messages) and Kyra on its own (500 brokers on 2,500 routers): the time of a
-plan once the kernels are compiled, checked and priced, and how it grows.
+brokers, 7,000 distinct profiles, 10,000 messages) and Kyra on its own (500 brokers on 2,500 routers, the
+clique size of its Table III read as milliseconds and as servers): the time of a plan once the kernels are
+compiled, checked and priced, and how it grows. Growth is the slope of log time against log size, over four
+sizes, each the best of three runs without what a run before left in the problem.
 
     python benchmarks/planning.py --quick     one seed, about two minutes
     python benchmarks/planning.py             three seeds, every scheme, more sets
@@ -23,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -58,8 +61,19 @@ LIMITS = {  # key -> the limit, and whether it is the most (or else the least) t
 }
 DATA = "majumder:x=2,keywords=1000,events=10000"
 SHARES = (0.5, 0.25, 0.25)
-SEMCAST = {"brokers": 600, "clients": 7_000, "events": 10_000}
+# clients pick profiles with replacement: of 11,200 made, 11,200 clients pick about 7,100
+SEMCAST = {"brokers": 600, "clients": 11_200, "events": 10_000}
+SEMCAST_PROFILES = 7_000
+SEMCAST_GROWTH = {"brokers": 150, "clients": 800, "events": 2_000}
 KYRA = {"values": 1_000, "events": 10_000}
+# Table III at 10 % interest; the paper's own figures, as shares of FBR's
+KYRA_READINGS = {
+    "100 ms": "kyra:max_distance=100,trees=20,max_servers=500,ring_limit=500",
+    "100 servers": "kyra:max_distance=1000000,trees=20,max_servers=100,ring_limit=500",
+}
+KYRA_PAPER = {"storage": 0.20, "processing": 0.46, "node_stress": 0.78, "link_stress": 0.98, "nru": 1.16}
+DOUBLINGS = 3
+REPEATS = 3
 # kinds of SemCast and Kyra that differ in detail only
 NOT_QUICK = {f"semcast-{kind}" for kind in ("merge", "o", "filter", "delay", "best")} | {"kyra-balanced"}
 MULT_5000 = "majumder:x=2,keywords=1000,events=10000,per=broker_keyword"
@@ -231,37 +245,45 @@ def in_own_process() -> dict[str, float]:
     return found
 
 
-def exponents(quick: bool) -> dict[str, float]:
-    """Slope of log time against log size, each doubled twice (three times without --quick)."""
-    doublings = 2 if quick else 3
-    base = {"brokers": 1000, "subscriptions": 2500, "documents": 2500}
+def growth(name: str, what: str, made: dict[int, Problem], spec: str) -> dict[str, Any]:
+    """How the time of a plan grows with a size, over problems of several sizes."""
+    times = [
+        min(timed(partial(make_plan, spec, replace(problem), 1))[1] for _ in range(REPEATS))
+        for problem in made.values()
+    ]
+    slope = float(np.polyfit(np.log(list(made)), np.log(times), 1)[0])
+    shown = ", ".join(f"{t:.3f}" for t in times)
+    say(f"{name}, {what} {list(made)}: {shown} s, exponent {slope:.2f}")
+    return {"exponent": round(slope, 2), "sizes": list(made), "seconds": [round(t, 4) for t in times]}
+
+
+def doubled(base: int) -> list[int]:
+    return [base << k for k in range(DOUBLINGS + 1)]
+
+
+def exponents(quick: bool) -> dict[str, Any]:
+    """mult's growth, from smaller sizes with --quick."""
+    base = {"brokers": 500, "subscriptions": 1250, "documents": 1250}
+    if not quick:
+        base = {what: 2 * size for what, size in base.items()}
+    first = mult_problem(**base)
     found = {}
     for what in base:
-        sizes, times = [], []
-        for k in range(doublings + 1):
-            size = {**base, what: base[what] << k}
-            spec = (
-                f"majumder:x=2,per=broker_keyword,keywords={size['subscriptions'] // 10},"
-                f"events={size['documents']}"
-            )
-            problem = sampled(overlay_from(f"majumder:{size['brokers']}"), spec, size["documents"])
-            times.append(min(timed(lambda p=problem: fresh_mult(p))[1] for _ in range(2)))
-            sizes.append(size[what])
-        slope = float(np.polyfit(np.log(sizes), np.log(times), 1)[0])
-        found[what] = round(slope, 2)
-        say(f"mult, {what} {sizes}: {', '.join(f'{t:.2f}' for t in times)} s, exponent {slope:.2f}")
+        made = {size: mult_problem(**{**base, what: size}) for size in doubled(base[what])[1:]}
+        found[what] = growth("mult", what, {base[what]: first} | made, "mult")
     return found
 
 
-def fresh_mult(problem: Problem) -> None:
-    """Without what an earlier run left in the problem: all-pairs searches and Steiner trees count."""
-    make_plan("mult", replace(problem), 1)
+def mult_problem(brokers: int, subscriptions: int, documents: int) -> Problem:
+    spec = f"majumder:x=2,per=broker_keyword,keywords={subscriptions // 10},events={documents}"
+    return sampled(overlay_from(f"majumder:{brokers}"), spec, documents)
 
 
 def semcast_problem(brokers: int, clients: int, events: int) -> Problem:
-    """The paper's section 5, with what its publishers sent."""
+    """The paper's section 5, with what its publishers sent; as many profiles made as there are clients."""
     overlay = overlay_from(f"semcast:{brokers}")
-    workload = workload_from(f"semcast:clients={clients},events={events}", overlay, 1)
+    spec = f"semcast:clients={clients},selectivity_factor=1,events={events}"
+    workload = workload_from(spec, overlay, 1)
     classes = Classes.collapse(workload.subscriptions, overlay, workload.schema.attributes)
     demand = tally(workload.batches(), classes, overlay, workload.attachments)
     return Problem.of(overlay, classes, demand, workload.attachments, publishers=workload.publishers)
@@ -271,25 +293,29 @@ def semcast(quick: bool) -> dict[str, Any]:
     """The time of a plan, what it comes to, and its growth."""
     make_plan("semcast", semcast_problem(60, 200, 300), 1)  # compiled
     problem = semcast_problem(**SEMCAST)
+    profiles = len({filter_.key for filter_ in problem.classes.filters})
+    assert profiles >= SEMCAST_PROFILES, f"{profiles} distinct profiles; draw more clients"
     plan, seconds = timed(lambda: make_plan("semcast", problem, 1))
     _, checking = timed(lambda: check(plan, problem))
     priced, pricing = timed(lambda: price(plan, problem.demand))
     spt = price(make_plan("spt-best", problem, 1), problem.demand)
     say(
-        f"semcast at 600 brokers, 7,000 profiles, {problem.demand.events:,} messages: {seconds:.1f} s, "
-        f"{len(plan.channels):,} channels; checked in {checking:.1f} s, priced in {pricing:.1f} s: "
-        f"{priced.money / spt.money:.3f} of spt-best"
+        f"semcast at 600 brokers, {profiles:,} distinct profiles of {SEMCAST['clients']:,} clients, "
+        f"{problem.demand.events:,} messages: {seconds:.1f} s, {len(plan.channels):,} channels; checked in "
+        f"{checking:.1f} s, priced in {pricing:.1f} s: {priced.money / spt.money:.3f} of spt-best"
     )
-    sizes = {"brokers": (300, 600), "clients": (3_500, 7_000), "events": (5_000, 10_000)}
+    base = SEMCAST_GROWTH
+    first = semcast_problem(**base)
     grown = {}
-    for what, pair in sizes.items():
-        times = []
-        for size in pair:
-            smaller = semcast_problem(**{**SEMCAST, what: size})
-            times.append(timed(lambda p=smaller: make_plan("semcast", p, 1))[1])
-        grown[what] = round(float(np.log2(times[1] / times[0])), 2)
-    say(f"semcast, exponents over one doubling: {grown}")
-    found: dict[str, Any] = {"semcast_600_s": round(seconds, 2), "semcast_exponents": grown}
+    for what in base:
+        made = {size: semcast_problem(**{**base, what: size}) for size in doubled(base[what])[1:]}
+        grown[what] = growth("semcast", what, {base[what]: first} | made, "semcast")
+    found: dict[str, Any] = {
+        "semcast_600_s": round(seconds, 2),
+        "semcast_600_profiles": profiles,
+        "semcast_600_clients": SEMCAST["clients"],
+        "semcast_exponents": grown,
+    }
     found["semcast_600_over_spt"] = round(priced.money / spt.money, 4)
     # as the paper counts: the way to the rendezvous point is left out
     found["semcast_600_paper_over_spt"] = round(float(plan.settings["paper_cost"]) / spt.message_count, 4)
@@ -313,34 +339,47 @@ def kyra_problem(values: int, events: int, overlay: Overlay | None = None) -> Pr
 
 
 def kyra() -> dict[str, Any]:
-    """The time of a plan, its measures beside FBR's, and its growth."""
+    """The time of a plan, its measures beside FBR's in both readings of Table III, and its growth."""
     make_plan("kyra", kyra_problem(100, 200, overlay_from("plane:30")), 1)  # compiled
-    problem = kyra_problem(**KYRA)
-    plan, seconds = timed(lambda: make_plan("kyra", problem, 1))
-    check(plan, problem)
-    mine = measures(price(plan, problem.demand))
-    theirs = measures(price(make_plan("fbr", problem, 1), problem.demand))
-    ratios = {
-        "storage": round(float(mine.storage.mean() / theirs.storage.mean()), 3),
-        "node_stress": round(float(mine.node_stress.mean() / theirs.node_stress.mean()), 3),
-        "link_stress": round(float(mine.link_stress.mean() / theirs.link_stress.mean()), 3),
-        "nru": round(mine.nru / theirs.nru, 3),
-    }
-    say(
-        f"kyra at 500 brokers on 2,500 routers, {len(problem.classes):,} classes: {seconds:.2f} s; "
-        f"of FBR's: {ratios}"
-    )
-    sizes, times = (125, 250, 500), []
-    for count in sizes:
-        smaller = kyra_problem(500, 2_000, overlay_from(f"plane:{count}"))
-        times.append(timed(lambda p=smaller: make_plan("kyra", p, 1))[1])
-    slope = float(np.polyfit(np.log(sizes), np.log(times), 1)[0])
-    say(f"kyra, brokers {list(sizes)}: {', '.join(f'{t:.2f}' for t in times)} s, exponent {slope:.2f}")
+    problem = kyra_problem(KYRA["values"], KYRA["events"])
+    yardstick = Yardstick(problem.overlay, problem.classes, problem.demand)
+    fbr = measures(price(make_plan("fbr", problem, 1), problem.demand, yardstick)).figures()
+    told, slowest = {}, 0.0
+    for reading, spec in {"default": "kyra", **KYRA_READINGS}.items():
+        plan, seconds = timed(partial(make_plan, spec, replace(problem), 1))
+        slowest = max(slowest, seconds)
+        check(plan, problem)
+        mine = measures(price(plan, problem.demand, yardstick)).figures()
+        told[reading] = {
+            "seconds": round(seconds, 2),
+            "largest_clique": plan.settings["largest_clique"],
+            **{name: share(mine[key], fbr[key]) for name, key in RATIOS.items()},
+        }
+        say(f"kyra at 500 brokers on 2,500 routers, {reading}, of FBR's: {told[reading]}")
+    ideal = {**yardstick.ideal.figures(), "nru": 1.0}
+    beside = {name: share(ideal[key], fbr[key]) for name, key in RATIOS.items() if key in ideal}
+    say(f"ideal multicast, of FBR's: {beside}; the paper's Kyra: {KYRA_PAPER}")
+    made = {count: kyra_problem(200, 1_000, overlay_from(f"plane:{count}")) for count in doubled(64)}
     return {
-        "kyra_500_s": round(seconds, 2),
-        "kyra_exponents": {"brokers": round(slope, 2)},
-        "kyra_over_fbr": ratios,
+        "kyra_500_s": round(slowest, 2),
+        "kyra_exponents": {"brokers": growth("kyra", "brokers", made, "kyra")},
+        "kyra_over_fbr": told,
+        "kyra_paper_over_fbr": KYRA_PAPER,
+        "ideal_multicast_over_fbr": beside,
     }
+
+
+def share(mine: float | None, theirs: float | None) -> float | None:
+    return None if mine is None or not theirs else round(mine / theirs, 3)
+
+
+RATIOS = {
+    "storage": "storage_mean",
+    "processing": "processing",
+    "node_stress": "node_stress_mean",
+    "link_stress": "link_stress_mean",
+    "nru": "nru",
+}
 
 
 def timed(run: Callable[[], Any]) -> tuple[Any, float]:

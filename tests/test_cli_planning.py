@@ -75,6 +75,42 @@ def test_json_has_every_figure_of_every_scheme() -> None:
     assert found["bound"]["exact"]
 
 
+def test_json_has_the_measures_of_every_scheme_and_the_references_beside_them() -> None:
+    found = planned(*DEMO[:2], "--schemes", "unicast broadcast fbr kyra mbr")
+    told = {name: row["measures"] for name, row in found["schemes"].items()}
+    assert set(told) == {"unicast", "broadcast", "fbr", "kyra", "mbr", "mirror-all"}
+    for name, row in told.items():
+        figures = found["schemes"][name]["test"]
+        assert row["nru"] == figures["resource_usage"]
+        assert row["link_stress_mean"] == figures["link_stress_mean"]
+        assert row["storage_max"] >= row["storage_mean"] > 0
+        assert (row["processing"] is None) == (name not in ("fbr", "kyra"))
+    assert told["kyra"]["storage_share"] <= 1
+    ideal = found["references"]["ideal_multicast"]["test"]
+    assert ideal["resource_usage"] == 1.0
+    # copies along the same routes, none merged: no link below carries less
+    assert told["unicast"]["link_stress_mean"] >= ideal["link_stress_mean"] > 0
+    assert ideal["cost"] >= found["bound"]["value"] * (1 - 1e-9)
+    assert found["references"]["opt"]["test"]["cost"] >= found["bound"]["value"] * (1 - 1e-9)
+
+
+def test_the_table_has_ideal_multicast_and_measures_where_they_are_asked_for() -> None:
+    words = (*DEMO[:2], "--schemes", "fbr kyra")
+    _, plain, _ = run("plan", *words)
+    assert "multicast (ideal)" in plain
+    assert "NRU" not in plain
+    code, out, _ = run("plan", *words, "--measures")
+    assert code == 0
+    table = out[out.index(" NRU") :].splitlines()
+    (ideal,) = [line for line in table if line.startswith("multicast (ideal)")]
+    assert ideal.split()[-1] == "1.000"
+    assert {line.split()[0] for line in table if line[:4] in ("fbr ", "kyra", "mirr")} == {
+        "fbr",
+        "kyra",
+        "mirror-all",
+    }
+
+
 def test_the_chosen_plan_is_written_and_one_event_is_explained_on_it(tmp_path: Path) -> None:
     where = tmp_path / "plan.json"
     code, out, _ = run("plan", *DEMO, "--out", str(where))

@@ -38,9 +38,12 @@ from ramify.planning.plan import (
     Serves,
 )
 from ramify.planning.problem import Problem
+from ramify.planning.semcast.lateness import TooLateError
 from worlds import FILTERS, GRID, SCHEMA, World, worlds
 
 SPECS = ["semcast", "semcast-merge", "semcast-noisemerge", "semcast-filter", "kyra", "kyra-mbr", "mbr"]
+SPECS += ["semcast-delay", "semcast-delay:late=refuse"]
+BOUNDS = st.none() | st.sampled_from([1.0, 4.0, 15.0, 40.0])
 
 
 @st.composite
@@ -59,11 +62,15 @@ def histories(draw: st.DrawFn) -> tuple[World, list[Plan], list[Revision]]:
         else:
             broker = draw(st.sampled_from(world.overlay.brokers))
             spelled = draw(st.sampled_from(FILTERS))
-            row = Subscription(f"n{i}", f"m{i}", broker, **spelled)  # type: ignore[arg-type]
+            bound = draw(BOUNDS)
+            row = Subscription(f"n{i}", f"m{i}", broker, latency_ms=bound, **spelled)  # type: ignore[arg-type]
             try:
                 change = add_subscription(plan, row, Demand.of([]))
+            except TooLateError:
+                assert plan.settings["late"] == "refuse"
+                continue
             except PlanError:
-                assert not plan.scheme.startswith("semcast")
+                assert plan.scheme == "semcast-delay" or not plan.scheme.startswith("semcast")
                 continue
             done.append(Added(row, change.class_id, change.channels, change.growth))
         plans.append(change.plan)
@@ -216,3 +223,30 @@ def test_an_opened_channel_is_not_rejected_where_it_is_not_known_yet() -> None:
     found = mixed(world, [plan], [old, new], lambda broker: int(broker % 2))
     assert {pair for pair in found if pair[1] != "new"} == served(plan, world)  # type: ignore[index]
     assert np.array_equal(new.hosts[: len(old.hosts)], old.hosts)
+
+
+@pytest.mark.parametrize("behind", ["a", "b", "c"])
+def test_a_leg_of_its_own_to_an_opened_channel_is_no_trouble_where_it_is_not_known_yet(behind: str) -> None:
+    """a - b takes 10 ms, by c it takes 2: legs to a channel that opens at b go by c. Whoever is behind lets
+    such an event go, and the event of the channel that all know arrives."""
+    links = [
+        Link.symmetric("a", "b", 1.0, latency_ms=10.0),
+        Link.symmetric("a", "c", 1.0, latency_ms=1.0),
+        Link.symmetric("c", "b", 1.0, latency_ms=1.0),
+    ]
+    overlay = Overlay.build("triangle", ["a", "b", "c"], links)
+    classes = Classes.collapse([Subscription("s", "s", "c", sql="x = 2")], overlay, SCHEMA.attributes)
+    plan = make_plan("semcast-delay", Problem.of(overlay, classes, Demand.of([])), 0)
+    row = Subscription("n", "n", "b", sql="x >= 0", latency_ms=2.0)
+    change = add_subscription(plan, row, Demand.of([]))
+    assert change.plan.leg(0, 1) == (0, 2, 1)
+    assert change.late is None
+    old = RoutingPlan(plan)
+    new = old.revised([Added(row, change.class_id, change.channels, change.growth)])
+    events = (Event(id="e", publisher="a", attributes={"x": 2}, size_bytes=1),)
+    world = World(overlay, (), {}, events)
+    late = overlay.index[behind]
+    found = mixed(world, [plan], [old, new], lambda broker: int(broker != late))
+    assert found["e", "s"] == 1
+    assert found["e", "n"] <= 1
+    assert mixed(world, [plan], [new], lambda _: 0) == Counter({("e", "s"): 1, ("e", "n"): 1})

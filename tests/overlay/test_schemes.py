@@ -26,7 +26,9 @@ from ramify.planning.yardstick import GB, Yardstick
 from ramify.workloads.catalog import workload_from
 from worlds import GRID, World, worlds
 
-NAMES = tuple("hub=v0" if name == "hub" else name for name in SCHEMES)
+RINGS = ("kyra:max_distance=1000,ring_limit=1", "kyra-mbr:max_distance=1000,ring_limit=1")
+"""All brokers in one clique that routes inside over a ring."""
+NAMES = (*("hub=v0" if name == "hub" else name for name in SCHEMES), *RINGS)
 every_scheme = pytest.mark.parametrize("spec", NAMES)
 
 

@@ -1,7 +1,9 @@
-"""Kyra's plans: Figure 4, routing on any world, what it comes to without cliques, storage, drift."""
+"""Kyra's plans: Figure 4, routing on any world, what it comes to without cliques, rings, measures."""
 
 from dataclasses import replace
 from functools import cache
+from itertools import combinations
+from math import ceil, log2
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from ramify.content.subscriptions import Subscription
 from ramify.errors import InputError
 from ramify.network.examples import kyra_figure_4
 from ramify.network.generators import full_mesh
+from ramify.network.overlay import Link, Overlay
 from ramify.network.transit_stub import kyra
 from ramify.network.trees import Tree
 from ramify.overlay.simulator import Simulator
@@ -21,9 +24,9 @@ from ramify.planning.catalog import make_plan
 from ramify.planning.check import check
 from ramify.planning.classes import Classes
 from ramify.planning.demand import Demand
-from ramify.planning.kyra.drift import clique_imbalance, drift, proxies_of
+from ramify.planning.kyra.drift import proxies_of
 from ramify.planning.kyra.grids import grid_for
-from ramify.planning.kyra.loads import cell_loads, counted_grid
+from ramify.planning.kyra.loads import counted_grid
 from ramify.planning.kyra.measures import measures, stored_parts
 from ramify.planning.plan import Cells, Everything, Plan, Pruning
 from ramify.planning.pricing import price
@@ -83,7 +86,8 @@ def test_each_part_of_a_subscription_is_at_one_proxy_of_its_clique(
     assert grid is not None
     every = np.concatenate([np.zeros(0, int), *(cells_of(plan, c) for c in range(len(plan.channels)))])
     assert sorted(every.tolist()) == list(range(grid.size))  # each cell in one channel, `other` too
-    proxy = proxies_of(plan, problem)
+    proxy = proxies_of(plan)
+    assert proxy is not None
     clique = [tuple(row) for row in proxy.tolist()]
     for c, channel in enumerate(plan.channels):
         cells = cells_of(plan, c)
@@ -174,6 +178,33 @@ def test_balanced_trees_spare_the_busiest_broker() -> None:
     assert found["kyra-balanced"][1] < found["kyra"][1]
 
 
+def test_a_large_clique_routes_over_a_ring_without_being_asked() -> None:
+    """40 brokers of one site, 1 ms apart, among 170: the others are 100 ms from everybody."""
+    names = [f"v{i}" for i in range(170)]
+    links = [Link.symmetric(a, b, latency_ms=1.0) for a, b in combinations(names[:40], 2)]
+    links += [Link.symmetric("v0", name, latency_ms=100.0) for name in names[40:]]
+    overlay = Overlay.build("site", names, links)
+    rows = [Subscription(f"s{i}", f"c{i}", names[i], sql=f"x BETWEEN {i} AND {i + 9}") for i in range(60)]
+    classes = Classes.collapse(rows, overlay, {"x": AttributeType.INT64})
+    grid = grid_for(classes)
+    schema = EventSchema({"x": AttributeType.INT64})
+    events = [Event(id=f"e{x}", publisher=names[2 * x], attributes={"x": x}) for x in range(60)]
+    batch = events_to_batch(events, schema)
+    problem = Problem.of(overlay, classes, tally([batch], classes, overlay, {}, grid=grid), grid=grid)
+    plan = check(make_plan("kyra", problem), problem)
+    assert (plan.settings["largest_clique"], plan.settings["rings"]) == (40, 1)
+    inside = [len(path) for (u, v), path in plan.paths.items() if max(u, v) < 40]
+    assert max(inside) > 2  # a link joins every two of them, and still an event goes by fingers
+    assert max(inside) <= 1 + ceil(log2(40))
+    done = Simulator(plan).simulate_events([batch])
+    wanted = {(f"e{x}", f"s{i}") for x in range(60) for i in range(60) if i <= x <= i + 9}
+    assert set(done.delivered) == wanted
+    np.testing.assert_array_equal(price(plan, problem.demand).messages, done.messages)
+    direct = make_plan("kyra:ring_limit=64", problem)
+    assert direct.settings["rings"] == 0
+    assert price(direct, problem.demand).message_count < price(plan, problem.demand).message_count
+
+
 # ------------------------------------------------------------------------------------------- Figure 4
 
 
@@ -204,7 +235,8 @@ def figure_4_plan() -> Plan:
 
 def test_figure_4_has_the_printed_cliques_zones_and_proxies() -> None:
     example, (problem, _) = kyra_figure_4(), figure_4()
-    proxy = proxies_of(figure_4_plan(), problem)
+    proxy = proxies_of(figure_4_plan())
+    assert proxy is not None
     names = example.overlay.brokers
     for clique in example.cliques:
         for server in clique:
@@ -261,7 +293,7 @@ def test_figure_4_stores_each_part_once_a_tree() -> None:
     assert found.node_stress.shape == (8,)
 
 
-# ------------------------------------------------------------------------------------ storage and drift
+# --------------------------------------------------------------------------------------------- measures
 
 
 @settings(max_examples=30)
@@ -316,52 +348,15 @@ def test_processing_is_not_told_of_plans_that_flood_or_have_many_trees() -> None
     assert measures(fbr).processing == fbr.matchings_per_event
 
 
-@settings(max_examples=30)
-@given(world=worlds(), near=st.sampled_from([1, 4, 1000]))
-def test_the_same_statistics_move_nothing(world: World, near: int) -> None:
-    spec = f"kyra:max_distance={near},alpha=0.6101"
-    plan = make_plan(spec, world.problem)
-    found = drift(plan, make_plan(spec, world.problem, 5), world.problem, 0.6101)
-    assert (found.moved, found.cells) == (0, 0)
-    assert found.before == found.after
-    assert found.of == len(world.subscriptions)
-
-
-def test_zones_follow_what_is_published() -> None:
-    """All events at one end: the zones there shrink, and load is even again."""
+def test_measures_are_told_as_plain_numbers_for_every_kind_of_plan() -> None:
     problem, _ = figure_4()
-    old = figure_4_plan()
-    later = Demand.of(
-        [(A, problem_matches(problem, x), 100 if x < 3 else 1, 0) for x in range(10)], cells=range(10)
-    )
-    shifted = replace(problem, demand=later)
-    new = make_plan("kyra:max_distance=50,alpha=0.6101", shifted)
-    found = drift(old, new, shifted, 0.6101)
-    assert found.moved > 0
-    assert found.of == 7
-    assert found.after < found.before
-    was, now = proxies_of(old, shifted), proxies_of(new, shifted)
-    moved = {
-        row.id
-        for k, row in enumerate(problem.classes.spelled)
-        for cell in TEN.cells_touched(problem.classes.filters[k]).tolist()
-        if was[problem.classes.broker[k], cell] != now[problem.classes.broker[k], cell]
-    }
-    assert found.moved == len(moved)
-    assert clique_imbalance(now, cell_loads(shifted, TEN, 0.6101)) == found.after
-
-
-def test_drift_needs_plans_with_proxies_on_the_same_grid() -> None:
-    problem, _ = figure_4()
-    plan = figure_4_plan()
-    for other in (make_plan("fbr", problem), make_plan("mst", problem), replace(plan, grid=GRID)):
-        with pytest.raises(InputError, match="plan"):
-            drift(plan, other, problem, 1.0)
-    with pytest.raises(InputError, match="one zone"):
-        drift(plan, plan, replace(problem, grid=None), 1.0)
-    entered = replace(make_plan("fbr", problem), grid=TEN)
-    with pytest.raises(InputError, match="no proxies"):
-        drift(plan, entered, problem, 1.0)
+    for spec in ("kyra:max_distance=50", "kyra-mbr:max_distance=50", "unicast", "explicit", "broadcast"):
+        priced = price(make_plan(spec, problem), problem.demand)
+        told = measures(priced).figures()
+        assert told["nru"] == priced.resource_usage
+        assert told["node_stress_max"] == priced.node_stress.max()
+        assert told["storage_max"] == stored_parts(priced.plan)[0].max()
+        assert (told["processing"] is None) == (spec != "kyra:max_distance=50")
 
 
 # --------------------------------------------------------------------------------------------- helpers
@@ -377,7 +372,3 @@ def cells_of(plan: Plan, c: int) -> np.ndarray:
     assert plan.grid is not None
     assert plan.channels[c].pruning is Pruning.FILTER
     return content.cells if isinstance(content, Cells) else np.arange(plan.grid.size)
-
-
-def problem_matches(problem: Problem, x: int) -> list[int]:
-    return [k for k, filter_ in enumerate(problem.classes.filters) if filter_.holds({"x": x})]

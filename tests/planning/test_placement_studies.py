@@ -14,6 +14,7 @@ from ramify.planning.classes import Classes
 from ramify.planning.kyra.grids import grid_for
 from ramify.planning.placement.studies import ALGORITHMS, place_study, read_access
 from ramify.planning.pricing import price
+from ramify.planning.schemes import zhao_wu
 from ramify.planning.splits import Split
 from ramify.planning.study import SHARES, Study, compare, prepare
 from ramify.planning.tally import Tally
@@ -48,6 +49,37 @@ def test_after_placement_every_scheme_plans_as_usual(study: Study, algorithm: st
     assert all(row.allowed for row in found.everything)
 
 
+def test_brokers_that_move_clients_by_themselves_say_how_in_each_round(study: Study) -> None:
+    brokers = study.problem.overlay.brokers
+    access = {(f"user-{u}", b): float((7 * u + i) % 12) for u in range(40) for i, b in enumerate(brokers)}
+    made = place_study(study, "rounds", 1, access=access)
+    assert len(made.rounds) > 1
+    assert made.rounds[0].moves == made.rounds[-1].moves == 0
+    costs = [one.cost for one in made.rounds]
+    assert costs == sorted(costs, reverse=True)
+    assert costs[-1] == pytest.approx(made.placement.total)
+    assert 0 < made.moved <= sum(one.moves for one in made.rounds)
+    assert made.access < made.access_before
+
+
+def test_who_only_subscribes_is_seen_to_move(study: Study) -> None:
+    published = {study.problem.demand.clients[c] for c in study.problem.demand.client.tolist()}
+    quiet = replace(
+        study,
+        problem=replace(
+            study.problem,
+            attachments={c: b for c, b in study.problem.attachments.items() if c in published},
+        ),
+    )
+    far = {
+        (f"user-{u}", b): float((7 * u + i) % 12)
+        for u in range(40)
+        for i, b in enumerate(study.problem.overlay.brokers)
+    }
+    known, unknown = (place_study(each, "greedy", 1, access=far).moved for each in (study, quiet))
+    assert known == unknown
+
+
 def test_clients_that_pay_the_core_price_to_move_need_not(study: Study) -> None:
     made = place_study(study, "greedy", 1)
     assert (made.moved, made.access) == (0, 0.0)
@@ -67,6 +99,18 @@ def test_trees_of_sub_channels_cost_no_more_than_one_tree_and_spanning_trees_mor
     assert cost["zhao-wu"] <= cost["zhao-wu-tree"] * 1.01
     with pytest.raises(InputError, match="trees = 'x'"):
         make_plan("zhao-wu:trees=x", study.problem, 1)
+
+
+def test_too_many_trees_are_not_searched_and_that_is_said(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched = make_plan("zhao-wu", study.problem, 1)
+    monkeypatch.setattr(zhao_wu, "MOST_SEARCHED", 1)
+    grown = make_plan("zhao-wu", study.problem, 1)
+    check(grown, study.problem)
+    assert (searched.settings["searched"], grown.settings["searched"]) == (True, False)
+    train = study.problem.demand
+    assert price(searched, train).money <= price(grown, train).money * (1 + 1e-9)
 
 
 def test_zhao_wu_without_a_grid_is_one_group(study: Study) -> None:

@@ -7,9 +7,12 @@ from hypothesis import strategies as st
 
 from ramify.content.subscriptions import Subscription
 from ramify.errors import InputError, PlanError
+from ramify.network.generators import line
 from ramify.overlay.simulator import Simulator
 from ramify.planning.catalog import SCHEMES, make_plan
 from ramify.planning.check import check
+from ramify.planning.classes import Classes
+from ramify.planning.demand import Demand
 from ramify.planning.plan import Holds, Match, Plan, evaluate
 from ramify.planning.plan_files import decode_plan, encode_plan
 from ramify.planning.pricing import price
@@ -140,7 +143,9 @@ def test_what_cannot_be_changed_is_refused() -> None:
 ATTRIBUTES = tuple(SCHEMA.attributes)
 
 
-def coordinators(world: World, owner: list[int], seed: int = 0) -> Coordinators:
+def coordinators(
+    world: World, owner: list[int], seed: int = 0, most: int = 10_000, half_life_s: float | None = None
+) -> Coordinators:
     count = max(owner) + 1
     shares = [[name for name, i in zip(ATTRIBUTES, owner, strict=True) if i == one] for one in range(count)]
     return Coordinators(
@@ -150,25 +155,32 @@ def coordinators(world: World, owner: list[int], seed: int = 0) -> Coordinators:
         SCHEMES["semcast"],
         attachments=world.attachments,
         seed=seed,
+        most_messages=most,
+        half_life_s=half_life_s,
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(
     world=worlds(6),
     owner=st.lists(st.integers(0, 2), min_size=3, max_size=3),
     cut=st.integers(0, 10),
     gone=st.sets(st.integers(0, 9)),
+    most=st.sampled_from([1, 7, 10_000]),
+    half_life_s=st.none() | st.just(2.0),
 )
 def test_however_attributes_are_shared_the_channels_are_those_of_one_coordinator(
-    world: World, owner: list[int], cut: int, gone: set[int]
+    world: World, owner: list[int], cut: int, gone: set[int], most: int, half_life_s: float | None
 ) -> None:
-    alone, shared = coordinators(world, [0, 0, 0]), coordinators(world, owner)
+    """Whatever came and went, how few messages they keep, and how these decay."""
+    alone = coordinators(world, [0, 0, 0], most=most, half_life_s=half_life_s)
+    shared = coordinators(world, owner, most=most, half_life_s=half_life_s)
     for one in (alone, shared):
         for number, row in enumerate(world.subscriptions):
             if number == cut:
-                for event in world.events:
-                    one.sample(world.overlay.index[world.attachments[event.publisher]], event.values, 3)
+                for i, event in enumerate(world.events):
+                    at = world.overlay.index[world.attachments[event.publisher]]
+                    one.sample(at, event.values, 3, at_s=float(i))
                 one.reorganise()
                 require_right(one.plan, world)
             one.subscribe(row)
@@ -185,6 +197,87 @@ def test_however_attributes_are_shared_the_channels_are_those_of_one_coordinator
     for one in shared.each:
         for filter_ in one.filters.values():
             assert not filter_.paths or one.attributes & filter_.paths
+        assert len(one.profiles) == len({filter_.key for filter_ in one.filters.values()})
+        assert len(one.seen) <= most
+
+
+@settings(max_examples=25)
+@given(world=worlds(5), most=st.integers(1, 30), half_life_s=st.none() | st.just(4.0))
+def test_channels_are_made_of_the_latest_messages_as_they_have_decayed(
+    world: World, most: int, half_life_s: float | None
+) -> None:
+    """By hand: a plan for a demand of the last messages, with what profiles matched since they came."""
+    one = coordinators(world, [0, 0, 0], most=most, half_life_s=half_life_s)
+    half = len(world.events) // 2
+    rows, late = world.subscriptions[1:], world.subscriptions[:1]
+    for row in rows:
+        one.subscribe(row)
+    known: list[set[str]] = []
+    for i, event in enumerate(world.events):
+        if i == half:
+            for row in late:
+                one.subscribe(row)
+        there = [*rows, *late] if i >= half else rows
+        known.append({row.parse(SCHEMA.attributes).key for row in there})
+        at = world.overlay.index[world.attachments[event.publisher]]
+        one.sample(at, event.values, event.size_bytes, at_s=2.0 * i)
+    if not world.events:
+        return
+    found = one.reorganise()
+    present = sorted([*rows, *late] if half < len(world.events) else rows, key=lambda row: row.id)
+    classes = Classes.collapse(present, world.overlay, SCHEMA.attributes)
+    patterns = [
+        (
+            world.overlay.index[world.attachments[event.publisher]],
+            [k for k, f in enumerate(classes.filters) if f.key in keys and f.holds(event.values)],
+            1,
+            event.size_bytes,
+        )
+        for event, keys in list(zip(world.events, known, strict=True))[-most:]
+    ]
+    last = len(patterns) - 1
+    weights = None if half_life_s is None else [float(np.exp2(-(last - m) / 2)) for m in range(last + 1)]
+    demand = Demand.of(patterns, weights=weights)
+    problem = Problem.of(world.overlay, classes, demand, world.attachments)
+    scheme = SCHEMES["semcast"]
+    made = scheme.plan(problem, scheme.params(), np.random.default_rng(0), lambda *_: None)
+    assert encode_plan(found) == encode_plan(made)
+
+
+def test_what_profiles_matched_is_forgotten_with_them_and_room_is_used_again() -> None:
+    overlay = line(3)
+    one = Coordinators(overlay, SCHEMA.attributes, [["x"]], SCHEMES["semcast"], most_messages=5)
+    for k in range(40):
+        row = Subscription("s", "c", overlay.brokers[0], sql=f"x < {k}")
+        one.subscribe(row)
+        one.sample(0, {"x": 0})
+        one.unsubscribe("s")
+    (keeper,) = one.each
+    assert keeper.seen.profiles == 1
+    assert len(keeper.seen) == 5
+    assert keeper.profiles == {}
+    assert one.reorganise().channels == ()
+    one.subscribe(Subscription("s", "c", overlay.brokers[0], sql="x < 9"))
+    assert keeper.matched(5) == [set()] * 5, "it begins anew where another was"
+    with pytest.raises(InputError, match="back in time"):
+        one.sample(0, {"x": 0}, at_s=-1.0)
+
+
+def test_rendezvous_points_follow_recent_messages() -> None:
+    """Much was published at one end, some at the other of late; two brokers between want it."""
+    overlay, scheme = line(9), SCHEMES["semcast-best"]
+    roots = []
+    for half_life_s in (None, 2.0):
+        one = Coordinators(overlay, SCHEMA.attributes, [["x"]], scheme, half_life_s=half_life_s)
+        for host in (3, 5):
+            one.subscribe(Subscription(f"s{host}", f"c{host}", overlay.brokers[host], sql="x >= 0"))
+        for at, messages, when in ((0, 30, 0.0), (8, 5, 100.0)):
+            for _ in range(messages):
+                one.sample(at, {"x": 1}, 10, at_s=when)
+        (channel,) = one.reorganise().channels
+        assert channel.tree is not None
+        roots.append(channel.tree.root)
+    assert roots == [3, 5]
 
 
 @settings(max_examples=20)

@@ -1,5 +1,7 @@
 """SemCast's statistics and hierarchies: by brute force over sets, and the paper's own table."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -10,8 +12,10 @@ from ramify.content.subscriptions import Subscription
 from ramify.errors import InputError
 from ramify.network.distances import all_pairs
 from ramify.network.generators import line
+from ramify.planning.catalog import make_plan
 from ramify.planning.classes import Classes
 from ramify.planning.demand import Demand
+from ramify.planning.plan_files import encode_plan
 from ramify.planning.problem import Problem
 from ramify.planning.semcast.hierarchies import (
     EdgeEstimate,
@@ -102,37 +106,135 @@ def test_a_window_refuses_what_it_cannot_order() -> None:
         SelectivityWindow(1, most_rows=0)
 
 
+def tables_of(demand: Demand, classes: int, *, least: float = 0.0) -> tuple[pa.Table, pa.Table]:
+    """What the pipeline writes of a demand, by sets: classes, and pairs alike enough or contained."""
+    own = [{i for i in range(len(demand)) if k in demand[i]} for k in range(classes)]
+
+    def sums(rows: set[int]) -> tuple[int, int]:
+        return int(demand.count[list(rows)].sum()), int(demand.size[list(rows)].sum())
+
+    pairs = [
+        (a, b, *sums(own[a] & own[b]))
+        for b in range(classes)
+        for a in range(b)
+        if own[a] & own[b]
+        and (
+            sums(own[a] & own[b])[0] >= least * sums(own[a] | own[b])[0]
+            or own[a] <= own[b]
+            or own[b] <= own[a]
+        )
+    ]
+    named = ("class_a", "class_b", "both", "both_bytes")
+    columns = list(zip(*pairs, strict=True)) or [()] * 4
+    overlap = {n: pa.array(c, type=pa.int64()) for n, c in zip(named, columns, strict=True)}
+    events, size = zip(*map(sums, own), strict=True) if own else ((), ())
+    numbers = [range(classes), events, size]
+    selectivity = {
+        name: pa.array(list(column), type=pa.int64())
+        for name, column in zip(("class", "events", "bytes"), numbers, strict=True)
+    }
+    return pa.table(selectivity), pa.table(overlap)
+
+
 @given(world=worlds())
 def test_a_demand_and_the_pipelines_tables_say_the_same(world: World) -> None:
     profiles = Profiles.of(world.classes)
-    seen = Statistics.of_demand(world.demand, profiles, world.demand.count)
-    per_class = [
-        {i for i in range(len(world.demand)) if k in world.demand[i]} for k in range(len(world.classes))
-    ]
-    count = world.demand.count
-    events = [int(sum(count[i] for i in own)) for own in per_class]
-    pairs = [
-        (a, b, int(sum(count[i] for i in per_class[a] & per_class[b])))
-        for b in range(len(per_class))
-        for a in range(b)
-    ]
-    selectivity = pa.table({"class": list(range(len(events))), "events": events})
-    columns = list(zip(*[row for row in pairs if row[2]], strict=True)) or [(), (), ()]
-    overlap = pa.table(
-        {
-            name: pa.array(column, type=pa.int64())
-            for name, column in zip(("class_a", "class_b", "both"), columns, strict=True)
-        }
-    )
+    selectivity, overlap = tables_of(world.demand, len(world.classes))
+    seen = Statistics.of_demand(world.demand, profiles, world.demand.weight)
     found = Overlap.of_tables(selectivity, overlap, profiles)
-    np.testing.assert_allclose(found.rate, seen.rate)
+    np.testing.assert_array_equal(found.rate, seen.rate)
     np.testing.assert_allclose(found.dense(), seen.overlap().dense())
+    unsized = overlap.drop_columns(["both_bytes"])
+    counted = Statistics.of_demand(world.demand, profiles, world.demand.count).overlap().dense()
+    np.testing.assert_allclose(Overlap.of_tables(selectivity, unsized, profiles).dense(), counted)
 
 
-def test_a_table_without_its_columns_is_refused() -> None:
+@settings(max_examples=60)
+@given(world=worlds(), seed=st.integers(0, 3), least=st.sampled_from([0.0, 0.4, 1.0]))
+def test_tables_of_the_same_events_make_the_same_hierarchies_and_plan(
+    world: World, seed: int, least: float
+) -> None:
+    """However few pairs are kept for being alike: those where one contains the other always are."""
+    problem = world.problem
+    profiles = Profiles.of(problem.classes)
+    tables = tables_of(world.demand, len(world.classes), least=least)
+    found = Overlap.of_tables(*tables, profiles)
+    seen = Statistics.of_demand(problem.demand, profiles, problem.pattern_weight)
+    hosts = profiles.hosts(problem.classes)
+    made = []
+    for overlap in (seen.overlap(), found):
+        rng = np.random.default_rng(seed)
+        estimate = EdgeEstimate(problem.steiner.distance, 1, rng)
+        points = rng.integers(len(problem.overlay), size=len(profiles))
+        made.append(build_hierarchies(overlap, hosts, estimate, points))
+    assert made[0].members == made[1].members
+    assert made[0].parent.tolist() == made[1].parent.tolist()
+    by_tables = replace(problem, overlap=found)
+    plans = [encode_plan(make_plan("semcast", each, seed)) for each in (problem, by_tables)]
+    assert plans[0] == plans[1]
+
+
+def test_hierarchies_go_by_the_tables_where_a_problem_has_them() -> None:
+    """The demand shows the narrow profile within the wide one; the tables, of more events, do not."""
+    problem = _two_profiles([1, 2], [(0, (0,), 2, 0), (0, (0, 1), 4, 0)])
+    wider = Demand.of([(0, (0,), 2, 0), (0, (0, 1), 4, 0), (0, (1,), 1, 0)])
+    found = Overlap.of_tables(*tables_of(wider, 2), Profiles.of(problem.classes))
+
+    def hierarchies(of: Problem) -> set[int]:
+        return {int(str(make_plan("semcast", of, seed).settings["hierarchies"])) for seed in range(12)}
+
+    assert hierarchies(problem) == {1, 2}
+    assert hierarchies(replace(problem, overlap=found)) == {2}
+    with pytest.raises(InputError, match="of 1 profiles, the classes have 2"):
+        make_plan("semcast", replace(problem, overlap=Overlap.of_dense([[1.0]])), 0)
+
+
+def test_tables_that_do_not_fit_are_refused() -> None:
     none = Profiles((), np.zeros(0, dtype=np.int32), ())
     with pytest.raises(InputError, match="'events'"):
         Overlap.of_tables(pa.table({"class": [0]}), pa.table({}), none)
+    selectivity, overlap = tables_of(Demand.of([(0, (0, 1), 3, 9)]), 2)
+    profiles = Profiles.of(_two_profiles([1, 2], []).classes)
+    with pytest.raises(InputError, match="the tables are of 2 classes, and there are 0"):
+        Overlap.of_tables(selectivity, overlap, none)
+    with pytest.raises(InputError, match="the tables are of 1 classes, and there are 2"):
+        Overlap.of_tables(selectivity.slice(0, 1), overlap.slice(0, 0), profiles)
+    for name in ("recent_events", "recent_bytes"):
+        selectivity = selectivity.append_column(name, pa.nulls(2, pa.float64()))
+    with pytest.raises(InputError, match="without a half-life"):
+        Overlap.of_tables(selectivity, overlap, profiles, recent=True)
+
+
+def test_rates_of_tables_decay_and_overlaps_do_not() -> None:
+    selectivity, overlap = tables_of(Demand.of([(0, (0, 1), 3, 9), (0, (0,), 1, 1)]), 2)
+    selectivity = selectivity.append_column("recent_events", [[2.0, 1.5]])
+    selectivity = selectivity.append_column("recent_bytes", [[5.0, 4.5]])
+    profiles = Profiles.of(_two_profiles([1, 2], []).classes)
+    found = Overlap.of_tables(selectivity, overlap, profiles, recent=True)
+    assert found.rate.tolist() == [7.0, 6.0]
+    whole = Overlap.of_tables(selectivity, overlap, profiles)
+    assert whole.rate.tolist() == [14.0, 12.0]
+    np.testing.assert_array_equal(found.dense(), whole.dense())
+
+
+@given(data=st.data(), most=st.integers(1, 70))
+def test_profiles_of_a_window_come_and_go(data: st.DataObject, most: int) -> None:
+    window = SelectivityWindow(0, most_rows=most)
+    history: list[set[int]] = []
+    for _ in range(data.draw(st.integers(1, 8))):
+        if data.draw(st.booleans()):
+            window.grow(window.profiles + data.draw(st.integers(0, 3)))
+        elif window.profiles:
+            gone = data.draw(st.integers(0, window.profiles - 1))
+            window.forget(gone)
+            history = [row - {gone} for row in history]
+        drawn = st.sets(st.integers(0, window.profiles - 1)) if window.profiles else st.just(set())
+        rows = data.draw(st.lists(drawn, max_size=30))
+        window.add(*compressed(rows), [0.0] * len(rows))
+        history += rows
+    seen = window.statistics()
+    assert len(seen) == window.profiles
+    assert seen.counts().tolist() == [sum(p in row for row in history[-most:]) for p in range(len(seen))]
 
 
 # ----------------------------------------------------------------------------------------- hierarchies

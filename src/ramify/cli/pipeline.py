@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ramify.cli.app import app
 from ramify.cli.console import friendly, out, plain_table, say
+from ramify.cli.durations import half_life_of
 from ramify.cli.inputs import IdField, PublisherField, TimeField, TimeUnitOption, field_mapping
 from ramify.cli.logs import (
     AttachmentsOption,
@@ -177,7 +178,7 @@ def tables(
     keep: KeepOption = 1.0,
     pane: Annotated[float, typer.Option(help="Width of a pane of time in seconds.", min=0.001)] = 300.0,
     half_life: Annotated[
-        float | None, typer.Option(help="Half-life of selectivity in seconds; none counts all alike.")
+        str | None, typer.Option(help="Half-life of selectivity, such as 1h; none counts all alike.")
     ] = None,
     jaccard: Annotated[
         float, typer.Option(help="Least overlap (Jaccard) of two classes to keep.", min=0, max=1)
@@ -201,7 +202,7 @@ def tables(
 
     graph = overlay_from(overlay)
     mapping = field_mapping(id_field, publisher_field, time_field, time_unit)
-    asked = Asked(pane, half_life, jaccard, tuple(axes or ()))
+    asked = Asked(pane, half_life_of(half_life), jaccard, tuple(axes or ()))
     if "://" not in write and not overwrite and any(Path(write).glob("*")):
         raise InputError(
             "there are files here already; name an empty directory, or --overwrite", path=write

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from ramify.cli.app import app
 from ramify.cli.console import err, friendly, out, plain_table, say
+from ramify.cli.durations import HalfLifeOption, half_life_of
 from ramify.cli.inputs import (
     IdField,
     PublisherField,
@@ -35,15 +37,15 @@ from ramify.cli.logs import (
     check_writable,
     sparked,
 )
+from ramify.cli.measuring import NAME_WIDTH, fitted, measure_table
 from ramify.content.flatten import TimeUnit
-from ramify.content.space import Grid
 from ramify.errors import InputError, PlanError
-from ramify.network.overlay import Overlay
 from ramify.network.specs import overlay_from
 from ramify.planning.auto import Row
 from ramify.planning.constraints import Rules, read_rules
 from ramify.planning.diff import diff
 from ramify.planning.kyra.grids import grid_for
+from ramify.planning.kyra.measures import measures
 from ramify.planning.placement.studies import ALGORITHMS, PlacedStudy, place_study, read_access
 from ramify.planning.plan_files import read_plan, write_plan
 from ramify.planning.pricing import Price
@@ -62,6 +64,7 @@ from ramify.planning.study import (
 )
 from ramify.planning.tally import Counting, check_tags
 from ramify.planning.windows import Windows
+from ramify.planning.yardstick import GB
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,7 +72,6 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _REASONS_SHOWN = 3
-_NAME_WIDTH = 20
 
 
 @app.command()
@@ -98,6 +100,11 @@ def plan(
         str | None, typer.Option(help="Write the demand and quarantine tables (Parquet) here.")
     ] = None,
     seconds: Annotated[float, typer.Option(help="Budget of each scheme that takes one.", min=0.1)] = 20.0,
+    overlap: Annotated[
+        Path | None,
+        typer.Option(help="Tables that SemCast builds hierarchies by, see `ramify tables --out`."),
+    ] = None,
+    half_life: HalfLifeOption = None,
     sample: Annotated[float, typer.Option(help="Share of all events that the log holds.")] = 1.0,
     keep: KeepOption = 1.0,
     hours: Annotated[
@@ -105,6 +112,9 @@ def plan(
     ] = None,
     per_filter: Annotated[float, typer.Option(help="Money a month for a stored filter.", min=0)] = 0.0,
     per_matching: Annotated[float, typer.Option(help="Money for a million matchings.", min=0)] = 0.0,
+    show_measures: Annotated[
+        bool, typer.Option("--measures", help="Also show storage, processing, stress and resource usage.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed.", min=0)] = 1,
     schema: SchemaOption = None,
     id_field: IdField = "id",
@@ -128,13 +138,16 @@ def plan(
     specs = None if schemes is None else schemes.split()
     check_request(specs, today, sample, hours)
     prices = _check_placement(place, access, today)
+    _check_overlap(overlap, place, specs)
+    decay_s = half_life_of(half_life)
     with sparked(spark, as_json) as session, doing("reading the log"):
         log = request.open(session)
         grid = grid_of(specs, today, log.classes)
         if place is not None and grid is None:
             grid = grid_for(log.classes)
-        by_client = place is not None
-        windows, reading = _counted(session, graph, log, kept, split, tables, grid, by_client=by_client)
+        how = {"split": split, "grid": grid, "by_client": place is not None, "half_life_s": decay_s}
+        counting = Counting.of(log.classes, graph, log.attachments, **how)
+        windows, reading = _counted(session, log, kept, counting, tables)
     if not windows.whole.events:
         reading.tell(log, as_json)
     study = prepare(
@@ -149,12 +162,14 @@ def plan(
         hours=hours,
         grid=grid,
     )
+    if overlap is not None:
+        study = _with_overlap(study, overlap, decay_s)
     placement = None
     if place is not None:
         placement = place_study(study, place, seed, access=prices)
         study = placement.study
         if not as_json:
-            say(_placement_line(placement))
+            say(_placement_lines(placement))
     weights = weights_for(study, per_filter, per_matching)
     with _bar(as_json) as report:
         found = compare(
@@ -168,9 +183,12 @@ def plan(
         )
     if as_json:
         summary = _summary(study, found) | reading.summary() | _placement_summary(placement)
+        summary |= {} if decay_s is None else {"half_life_s": decay_s}
         print(json.dumps(summary, allow_nan=False))
     else:
-        _show(study, found)
+        _show(study, found, half_life)
+        if show_measures:
+            out.print(measure_table(found.everything))
     if found.best is None:
         raise PlanError("no plan keeps every rule; none was written:", _discarded(found))
     if write is not None and found.best.plan is not None:
@@ -181,27 +199,41 @@ def plan(
 
 
 def _counted(
-    spark: "SparkSession",
-    graph: Overlay,
-    log: Log,
-    rules: Rules,
-    split: Split,
-    tables: str | None,
-    grid: Grid | None,
-    *,
-    by_client: bool = False,
+    spark: "SparkSession", log: Log, rules: Rules, counting: Counting, tables: str | None
 ) -> tuple[Windows, Reading]:
     """The demands of a log, counted on Spark, and what became of its records."""
     from ramify.pipeline.jobs import write_demand
     from ramify.pipeline.passes import reckoned
 
-    counting = Counting.of(log.classes, graph, log.attachments, split=split, grid=grid, by_client=by_client)
     tags = rules.tags(log.classes.schema)
     check_tags(tags)
     with reckoned(spark, log.source, [*log.classes.filters, *tags], counting) as found:
         if tables is not None:
             write_demand(found, log.classes, tables)
         return found.windows(), Reading.of(found)
+
+
+def _check_overlap(under: Path | None, place: str | None, specs: list[str] | None) -> None:
+    """Refuse tables that cannot be used before any event is read."""
+    if under is None:
+        return
+    if place is not None:
+        raise InputError("--place moves clients, and the tables of --overlap are for where they are.")
+    if specs is not None and not any(spec.startswith(("semcast", "auto")) for spec in specs):
+        raise InputError("no scheme of --schemes goes by --overlap. Name semcast, or a variant of it.")
+    if not (under / "overlap").is_dir():
+        raise InputError("there is no table 'overlap' here; see `ramify tables --out`", path=str(under))
+
+
+def _with_overlap(study: Study, under: Path, half_life_s: float | None) -> Study:
+    """The same with the overlap of stored tables."""
+    from ramify.pipeline.stored_overlap import read_overlap
+
+    stored = read_overlap(under, study.problem.classes, half_life_s=half_life_s)
+    if not stored.exact:
+        note = "the overlap is sketched: classes that contain others may not be known to"
+        err.print(note, markup=False, highlight=False, soft_wrap=True)
+    return replace(study, problem=replace(study.problem, overlap=stored.overlap))
 
 
 def _check_placement(
@@ -221,11 +253,15 @@ def _check_placement(
     return None if access is None else read_access(access)
 
 
-def _placement_line(made: PlacedStudy) -> str:
-    return (
+def _placement_lines(made: PlacedStudy) -> str:
+    told = [
         f"placement {made.placement.how}: {made.moved} of {len(made.placement.broker)} clients move; "
         f"access links cost {made.access:.6g} on the training window, {made.access_before:.6g} before"
-    )
+    ]
+    for number, one in enumerate(made.rounds):
+        what = f"{one.moves:,} moves" if number else "brokers tell each other what they have"
+        told.append(f"  round {number}: {what}, {one.messages:,} messages, cost {one.cost / GB:.6g}")
+    return "\n".join(told)
 
 
 def _placement_summary(made: PlacedStudy | None) -> dict[str, Any]:
@@ -239,6 +275,7 @@ def _placement_summary(made: PlacedStudy | None) -> dict[str, Any]:
             "clients": len(made.placement.broker),
             "access_money": made.access,
             "access_money_before": None if before != before else before,
+            **({"rounds": [asdict(one) for one in made.rounds]} if made.rounds else {}),
         }
     }
 
@@ -290,8 +327,10 @@ def _headline(found: Comparison) -> str:
     return f"{verb} {amount} a month ({percent}){more} {against}"
 
 
-def _show(study: Study, found: Comparison) -> None:
+def _show(study: Study, found: Comparison, half_life: str | None) -> None:
     out.print(Text(_headline(found), style="bold"), soft_wrap=True)
+    if half_life is not None:
+        say(f"Planned for recent events (half-life {half_life}); prices are of all events.")
     windows = study.problem.demand.events, study.validation.events, study.test.events
     if study.held_back:
         say(
@@ -303,11 +342,13 @@ def _show(study: Study, found: Comparison) -> None:
     out.print(_table(found))
     for reason in _discarded(found):
         err.print(f"discarded: {reason}", markup=False, highlight=False, soft_wrap=True)
+    for line in _late(found):
+        err.print(f"late: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _table(found: Comparison) -> Table:
     table = plain_table(caption=_caption(found), caption_justify="left")
-    table.add_column("scheme", no_wrap=True, width=_NAME_WIDTH)
+    table.add_column("scheme", no_wrap=True, width=NAME_WIDTH)
     widths = {"trees": 5, "cost": 7, "held-out": 8, "$": 7, "gap": 5, "p99 ms": 6, "state": 5}
     for name, width in widths.items():
         table.add_column(name, justify="right", no_wrap=True, min_width=width)
@@ -315,19 +356,30 @@ def _table(found: Comparison) -> Table:
         style = "bold green" if found.best is not None and row.name == found.best.name else None
         mark = "*" if row.name == found.today.name else ""
         table.add_row(*_cells(row, mark), style=style or ("dim" if not row.allowed else None))
-    table.add_row(*_reference(found), style="italic")
+    for reference in _references(found):
+        table.add_row(*reference, style="italic")
     return table
 
 
-def _reference(found: Comparison) -> list[str]:
-    """What a Steiner tree for every single event would cost: no plan, but what plans are held against."""
+def _windows(found: Comparison) -> tuple[Price, Price]:
+    """Today's prices on the events planned with and on unseen ones; the references are theirs."""
     train, test = found.today.train, found.today.test
     assert train is not None
     assert test is not None
-    cost, held_out = train.yardstick.opt, test.yardstick.opt
-    gap = held_out / test.yardstick.bound.value if test.yardstick.bound.value else 1.0
-    costs = _money(cost * _scale(train)), _money(held_out * _scale(test))
-    return ["opt (reference)", "-", *costs, "-", f"{gap:.3f}", "-", "-"]
+    return train, test
+
+
+def _references(found: Comparison) -> Iterator[list[str]]:
+    """No plans, but what plans are held against: a Steiner tree for every event, and ideal multicast."""
+    train, test = _windows(found)
+    costs = {
+        "opt (reference)": (train.yardstick.opt, test.yardstick.opt),
+        "multicast (ideal)": (train.yardstick.ideal.cost, test.yardstick.ideal.cost),
+    }
+    for name, (cost, held_out) in costs.items():
+        gap = held_out / test.yardstick.bound.value if test.yardstick.bound.value else 1.0
+        shown = _money(cost * _scale(train)), _money(held_out * _scale(test))
+        yield [name, "-", *shown, "-", f"{gap:.3f}", "-", "-"]
 
 
 def _caption(found: Comparison) -> str:
@@ -336,7 +388,8 @@ def _caption(found: Comparison) -> str:
     return (
         f"cost, held-out: money {_unit(found)} for payload, on events planned with and unseen;\n"
         f"$: {_unit(found)}, with headers; gap: held-out over what no plan can beat{certificate};\n"
-        "p99 ms: of deliveries; state: filters stored per broker; *: today; ✗: refused"
+        "p99 ms: of deliveries; state: filters stored per broker; *: today; ✗: refused\n"
+        "opt, multicast: a Steiner tree, and merged shortest routes, for every event"
     )
 
 
@@ -351,8 +404,7 @@ def _scale(priced: Price) -> float:
 
 def _cells(row: Row, mark: str) -> list[str]:
     mark += " ✗" if not row.allowed else ""
-    room = _NAME_WIDTH - len(mark)
-    name = (row.name if len(row.name) <= room else f"{row.name[: room - 1]}…") + mark
+    name = fitted(row.name, NAME_WIDTH - len(mark)) + mark
     if row.train is None or row.test is None or row.plan is None:
         return [name, *["-"] * 7]
     train, test = row.train, row.test
@@ -387,8 +439,21 @@ def _discarded(found: Comparison) -> list[str]:
     return [f"{', '.join(names)}: {reason}" for reason, names in why.items()]
 
 
+def _late(found: Comparison) -> list[str]:
+    """Per scheme whose trees bound latency, who may get events later than it allows."""
+    lines = []
+    for row in found.everything:
+        late = row.late
+        if late:
+            more = len(late) - _REASONS_SHOWN
+            shown = "; ".join(map(str, late[:_REASONS_SHOWN])) + (f"; and {more} more" if more > 0 else "")
+            lines.append(f"{row.name}: {len(late)} of its subscriptions: {shown}")
+    return lines
+
+
 def _summary(study: Study, found: Comparison) -> dict[str, Any]:
     bound = found.today.test.yardstick.bound if found.today.test is not None else None
+    windows = dict(zip(("train", "test"), _windows(found), strict=True))
     return {
         "headline": _headline(found),
         "saving_per_month": found.saving_per_month,
@@ -399,14 +464,23 @@ def _summary(study: Study, found: Comparison) -> dict[str, Any]:
         "held_back": study.held_back,
         "unknown_publishers": sum(study.unknown.values()),
         "bound": None if bound is None else {"value": bound.value, "low": bound.low, "exact": bound.exact},
+        "references": {
+            "opt": {name: {"cost": priced.yardstick.opt} for name, priced in windows.items()},
+            "ideal_multicast": {
+                name: dict(priced.yardstick.ideal.figures()) for name, priced in windows.items()
+            },
+        },
         "schemes": {
             row.name: {
                 "allowed": row.allowed,
                 "broken": list(row.broken),
                 "reason": row.reason,
+                "refused": [asdict(each) for each in row.refused],
+                "late": [asdict(each) for each in row.late],
                 "seconds": row.seconds,
                 "train": None if row.train is None else dict(row.train.figures()),
                 "test": None if row.test is None else dict(row.test.figures()),
+                "measures": None if row.test is None else dict(measures(row.test).figures()),
             }
             for row in found.everything
         },

@@ -5,7 +5,9 @@ makes no router fail, reach for a broker or a channel that is not there, or send
 trust their neighbours to route, not to be without faults.
 """
 
-from ramify.errors import InputError, OverlayError
+from itertools import pairwise
+
+from ramify.errors import InputError
 from ramify.overlay.headers import Header, Kind, read_carried
 from ramify.overlay.routing_plan import RoutingPlan
 from ramify.planning.plan import Pruning
@@ -63,11 +65,11 @@ class HeaderRules:
         if not 0 < header.hops <= (n - 1) * (n + 1):
             raise InputError(f"{header.hops} hops: no way in an overlay of {n} brokers is so long")
         self._channels(header)
-        if self._is_unknown_way(header):
+        if self._is_unknown_way(header, came_from):
             return  # a leg to a channel that is not known here yet: the router lets it go
         arrives = True
         if header.label is not None:
-            arrives = self._crosses(header.label, came_from)
+            arrives = self._crosses(header, header.label, came_from)
             came_from = header.label[0]
         match header.kind:
             case Kind.TREE if arrives and not self._is_from_tree(header, came_from):
@@ -101,25 +103,24 @@ class HeaderRules:
         may_open = bool(self._shared.flowing_down) or not known
         return may_open and header.kind in (Kind.TREE, Kind.LEG) and known <= channel < known + MOST_OPENED
 
-    def _is_unknown_way(self, header: Header) -> bool:
+    def _is_unknown_way(self, header: Header, came_from: int) -> bool:
         if header.label is None or not all(self._is_later(header, c) for c in header.channels):
             return False
         if not all(0 <= end < self._brokers for end in header.label):
             return False
-        return not self._shared.has_way(*header.label)
+        way = self._shared.way(header.label, leg=header.kind is Kind.LEG)
+        return way is None or (came_from, self._here) not in pairwise(way)
 
-    def _crosses(self, label: tuple[int, int], came_from: int) -> bool:
+    def _crosses(self, header: Header, label: tuple[int, int], came_from: int) -> bool:
         """Whether the logical link of a label ends here; it must lead through here, from the sender."""
         for end in label:
             self._broker(end, "an end of a logical link")
-        try:
-            path = self._plan.path(*label)
-        except OverlayError as error:
-            raise InputError(f"no logical link {label}: {error}") from None
-        at = path.index(self._here) if self._here in path else 0
-        if at < 1 or path[at - 1] != came_from:
+        path = self._shared.way(label, leg=header.kind is Kind.LEG)
+        if path is None:
+            raise InputError(f"no logical link of several links is {label}")
+        if (came_from, self._here) not in pairwise(path):
             raise InputError(f"the logical link {label} does not lead from the sender to here")
-        return at == len(path) - 1
+        return path[-1] == self._here
 
     def _is_from_tree(self, header: Header, came_from: int) -> bool:
         channel = header.channels[0]

@@ -126,11 +126,10 @@ class Router:
         """
         header = frame.header
         if header is not None and header.label is not None and header.label[1] != self.broker:
-            if not self._shared.has_way(*header.label):
-                # to a channel that another broker's revision has opened: nobody whom all serve waits for it
-                return Routed((), (), 0)
-            following, onward = self._pass_on(header)
-            return Routed(((following, Frame(frame.events, onward)),), (), 0)
+            # of one to a channel that another broker's revision has opened, nobody whom all serve waits
+            # for it: it may go
+            passed = tuple((to, Frame(frame.events, on)) for to, on in self._pass_on(header))
+            return Routed(passed, (), 0)
         if header is not None:
             # whether a broker must match is told by the header alone: then the events are not looked at
             unseen = self.decide(header, sender, NO_CELL, ())
@@ -221,7 +220,7 @@ class Router:
             return self._publish(cell, classes)
         if header.label is not None:
             if header.label[1] != self.broker:
-                return Decision((self._pass_on(header),), (), matched=False)
+                return Decision(tuple(self._pass_on(header)), (), matched=False)
             sender = header.label[0]
         match header.kind:
             case Kind.TREE | Kind.LEG:
@@ -395,15 +394,17 @@ class Router:
         hops = header.hops + 1
         if not logical:
             return to, replace(header, hops=hops)
-        path = self._plan.path(self.broker, to)
+        way = self._plan.leg if header.kind is Kind.LEG else self._plan.path
+        path = way(self.broker, to)
         label = (self.broker, to) if len(path) > 2 else None
         return path[1], replace(header, hops=hops, label=label)
 
-    def _pass_on(self, header: Header) -> tuple[int, Header]:
-        """The next crossing inside a path, by its label alone."""
+    def _pass_on(self, header: Header) -> Iterator[tuple[int, Header]]:
+        """The next crossing inside a path, by its label alone; none on a way that is not known here."""
         assert header.label is not None
-        path = self._plan.path(*header.label)
-        return path[path.index(self.broker) + 1], replace(header, hops=header.hops + 1)
+        path = self._shared.way(header.label, leg=header.kind is Kind.LEG)
+        if path is not None and self.broker in path:
+            yield path[path.index(self.broker) + 1], replace(header, hops=header.hops + 1)
 
     def patterns(self, events: pa.RecordBatch) -> Iterator[tuple[tuple[int, tuple[int, ...]], list[int]]]:
         """The distinct (cell, classes) of a batch, with their rows."""

@@ -20,12 +20,12 @@ import numpy.typing as npt
 
 from ramify.content.subscriptions import Subscription
 from ramify.errors import InputError, OverlayError
-from ramify.overlay.channel_expressions import ChannelExpressions
 from ramify.overlay.routing_parts import ClassFilters, Members
+from ramify.planning.channel_expressions import ChannelExpressions, expressions_of
 from ramify.planning.classes import Classes
 from ramify.planning.growth import NO_GROWTH, Growth, flows_down, regrown, serving_broker
 from ramify.planning.layout import Layout, layout_of, read_only
-from ramify.planning.plan import AnyOf, Cells, Everything, Holds, Plan, Serves, Stamped
+from ramify.planning.plan import AnyOf, Cells, Everything, Holds, Path, Plan, Serves, Stamped
 
 __all__ = ["Added", "Removed", "Revision", "RoutingPlan"]
 
@@ -168,8 +168,7 @@ class RoutingPlan:
     @cached_property
     def expressions(self) -> ChannelExpressions:
         """The channels that admit events by an expression over classes."""
-        contents = ((c, channel.admits.content) for c, channel in enumerate(self.plan.channels))
-        return ChannelExpressions({c: each.expression for c, each in contents if isinstance(each, Holds)})
+        return expressions_of(self.plan)
 
     def admitted(self, origin: int, cell: int, classes: tuple[int, ...]) -> list[int]:
         """The channels that carry an event published at a broker, ascending."""
@@ -277,13 +276,16 @@ class RoutingPlan:
         """The channels whose trees may grow and be pruned."""
         return frozenset(c for c, channel in enumerate(self.plan.channels) if flows_down(channel))
 
-    def has_way(self, u: int, v: int) -> bool:
-        """Whether the plan knows how to get from one broker to another."""
+    def way(self, label: tuple[int, int], *, leg: bool) -> Path | None:
+        """The brokers on the logical link, or leg, that a label names; None where none is known here.
+
+        A label stands for several links, so that a single link between its ends is not what it means.
+        """
         try:
-            self.plan.path(u, v)
+            found = self.plan.leg(*label) if leg else self.plan.path(*label)
         except OverlayError:
-            return False
-        return True
+            return None
+        return found if len(found) > 2 else None
 
     def children(self, channel: int) -> dict[int, list[int]]:
         """The brokers below each broker of a channel's tree, in preorder."""
@@ -442,7 +444,10 @@ class _Revising:
             "entry_region": always,
             "entry_note": always,
         }
+        # no expression names a new class: channels would have changed with it
+        terms = np.append(t.term_start, np.full(len(self._hosts), t.term_start[-1]))
         tables = t._replace(
+            term_start=read_only(terms.astype(np.int64)),
             class_start=read_only(np.concatenate(([0], np.cumsum(counts))).astype(np.int64)),
             host=read_only(host),
             serves_here=read_only(here),

@@ -22,6 +22,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
@@ -37,6 +38,7 @@ from ramify.pipeline.local_files import lists_here, local_files
 from ramify.pipeline.pieces import FileFault, Piece, PieceReader, local_path, merged, shown
 from ramify.pipeline.session import is_connect, task_slots
 from ramify.pipeline.sources import Chunk, Reject
+from ramify.planning.pattern_arrays import NO_PANE
 
 __all__ = ["Conflict", "Files", "Listed", "absolute", "bundles", "cut", "listed"]
 
@@ -82,6 +84,7 @@ class Files:
                      are absent then) where that is cheaper, and bodies neither
     through_spark    whether the bytes come from Spark, or from files that tasks open
     empty            paths that were given and hold no file, among others that do
+    by_arrival       whether panes go by when a file was last written, not by the events' own times
     """
 
     schema: EventSchema
@@ -94,6 +97,7 @@ class Files:
     given: tuple[str, ...] = ()
     files: tuple[Listed, ...] = field(default=(), repr=False)
     empty: tuple[str, ...] = ()
+    by_arrival: bool = False
 
     @classmethod
     def of(
@@ -169,7 +173,24 @@ class Files:
     def read(self, rows: Iterator[pa.RecordBatch]) -> Iterator[Chunk]:
         """In a task: the events of some pieces. Every record is a row of a chunk or a reject."""
         reader = self._reader()
-        return merged(chunk for piece in _pieces(rows) for chunk in reader.read(piece))
+        return merged(
+            self._stamped(piece, chunk) for piece in _pieces(rows) for chunk in reader.read(piece)
+        )
+
+    def arriving(self) -> "Files":
+        """The same files, of which panes go by when each was last written. `InputError` for remote ones."""
+        if self.through_spark:
+            raise InputError("only local files tell when they were written", path=self.root)
+        return replace(self, by_arrival=True)
+
+    def _stamped(self, piece: Piece, chunk: Chunk) -> Chunk:
+        if not self.by_arrival:
+            return chunk
+        try:
+            written_us = os.stat(local_path(piece.path)).st_mtime_ns // 1000
+        except OSError:  # gone since it was read
+            written_us = NO_PANE
+        return replace(chunk, arrived=np.full(chunk.batch.num_rows, written_us, dtype=np.int64))
 
     def unread(self, counted: Collection[str]) -> list[Reject]:
         """One reject for each file that is not among those that were counted: Spark found it, but could

@@ -18,6 +18,7 @@ from ramify.pipeline.passes import Reckoned, reckoned
 from ramify.pipeline.profile import profile
 from ramify.pipeline.selectivity import selectivity
 from ramify.pipeline.sources import Sampled, Source
+from ramify.pipeline.stored_overlap import about_selectivity
 from ramify.pipeline.tables import TABLES, spark_schema, write_table
 from ramify.pipeline.traffic import published, traffic
 from ramify.planning.classes import Classes
@@ -38,7 +39,8 @@ class Asked:
     ----------
     pane_s         the width of a pane of time in seconds
     half_life_s    of selectivity; None when all events count alike
-    jaccard        the least overlap of two classes to keep
+    jaccard        the least overlap of two classes to keep; pairs where one contains the other are kept
+                   however unlike they are, as long as all pairs are counted
     axes           attributes to make histograms of, each by itself and all together
     """
 
@@ -93,11 +95,14 @@ def write_tables(
         demand = found.demand(classes.broker).persist()
         try:
             rows = dict(write_demand(found, classes, under, demand))
-            pairs = overlap(demand, len(classes), least=asked.jaccard)
+            # what contains another is what SemCast asks for, however unlike the two are
+            contained = 1.0 if len(classes) <= EXACT_CLASSES else None
+            pairs = overlap(demand, len(classes), least=asked.jaccard, contained=contained, with_bytes=True)
             facts = {"exact": pairs.exact, "recall": pairs.recall, "pairs_measured": pairs.measured}
             rows["overlap"] = _written(pairs.pairs, "overlap", under, {**facts, "least": asked.jaccard})
             for name, frame in _from_demand(demand, classes, counting, asked).items():
-                rows[name] = _written(frame, name, under)
+                about = about_selectivity(classes, asked.half_life_s) if name == "selectivity" else None
+                rows[name] = _written(frame, name, under, about)
         finally:
             demand.unpersist()
         wrote = Wrote(found, found.first_rejects(shown), rows, None if pairs.exact else pairs.recall)

@@ -198,12 +198,15 @@ class PaneStore:
         """Whether a batch is finished, merged or not."""
         return batch <= self._manifest().through or self._place(batch).is_dir()
 
-    def window(self, width_s: float, end_us: int | None = None) -> Windows:
+    def window(
+        self, width_s: float, end_us: int | None = None, *, half_life_s: float | None = None
+    ) -> Windows:
         """The demands of the panes in [end - width, end), over all finished batches.
 
         Without an end it is that of the newest pane, which may still be filling; `end_us=store.latest()`
         leaves that one out. Each demand's `seconds` is the width. Events without a time are in no window
-        (see `everything`). Reads the files of these panes, and of batches not merged yet; O(rows log rows).
+        (see `everything`). With a half-life, demands have what events decayed to by the last pane with any.
+        Reads the files of these panes, and of batches not merged yet; O(rows log rows).
 
         Raises
         ------
@@ -223,7 +226,7 @@ class PaneStore:
                 raise InputError("there is no pane yet; wait for the first batch", path=str(self.out))
             end_us = newest + pane_us
         low, high = end_us - width_us, end_us
-        return self._reading(lambda view: self._summed(view, low, high))
+        return self._reading(lambda view: self._summed(view, low, high, half_life_s))
 
     def everything(self) -> Windows:
         """The demands of all that is kept, events without a time among them: what one pass would count.
@@ -372,7 +375,7 @@ class PaneStore:
         floor = view.manifest.floor_us
         return max((pane for pane in panes if floor is None or pane >= floor), default=None)
 
-    def _summed(self, view: _View, low: int, high: int) -> Windows:
+    def _summed(self, view: _View, low: int, high: int, half_life_s: float | None) -> Windows:
         floor = view.manifest.floor_us
         if floor is not None and low < floor:
             raise InputError(
@@ -382,7 +385,8 @@ class PaneStore:
             )
         about = self.about
         spans = {split: Span(0, low, high) for split in range(len(about["shares"]))}
-        return _windows(about, self._rows(view, low, high), spans, self._strangers(view, low, high))
+        rows, strangers = self._rows(view, low, high), self._strangers(view, low, high)
+        return _windows(about, rows, spans, strangers, half_life_s)
 
     def _whole(self, view: _View) -> Windows:
         spans, floor = self._all_facts(view).spans, view.manifest.floor_us
@@ -537,14 +541,19 @@ def _touches(facts: Facts, low: int, high: int) -> bool:
 
 
 def _windows(
-    about: Mapping[str, Any], rows: pa.Table, spans: Mapping[int, Span], strangers: pa.Table
+    about: Mapping[str, Any],
+    rows: pa.Table,
+    spans: Mapping[int, Span],
+    strangers: pa.Table,
+    half_life_s: float | None = None,
 ) -> Windows:
     split = Split(tuple(about["shares"]), about["keep"], about["seed"])
     unknown: dict[tuple[int, str | None], int] = {}
     for row in strangers.to_pylist():
         key = row["split"], row["publisher"]
         unknown[key] = unknown.get(key, 0) + row["events"]
-    return Windows.of_rows(rows, split, spans, unknown, about["tag_filters"])
+    decay: dict[str, Any] = {"half_life_s": half_life_s, "pane_us": about["pane_us"]}
+    return Windows.of_rows(rows, split, spans, unknown, about["tag_filters"], **decay)
 
 
 def _cut(span: Span, floor: int) -> Span:

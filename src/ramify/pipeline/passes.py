@@ -148,7 +148,15 @@ class Reckoned:
 
     def windows_of(self, patterns: pa.Table | PatternArrays) -> Windows:
         """The demands of patterns that are here already."""
-        return Windows.of_rows(patterns, self.counting.split, self.spans, self.unknown, self.tag_filters)
+        return Windows.of_rows(
+            patterns,
+            self.counting.split,
+            self.spans,
+            self.unknown,
+            self.tag_filters,
+            half_life_s=self.counting.half_life_s,
+            pane_us=self.counting.pane_us,
+        )
 
     @property
     def quarantine(self) -> DataFrame:
@@ -286,7 +294,7 @@ class _Task:
         chunks = self.shards.match_each(self.source.read(rows), lambda chunk: chunk.batch)
         for chunk, matches in chunks:
             told.add(chunk)
-            tally.add(chunk.batch, matches)
+            tally.add(chunk.batch, matches, chunk.arrived)
             seen += chunk.batch.num_rows
             if _is_enough(tally, seen):
                 given += len(tally)

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
+import numpy as np
 import pyarrow as pa
 
 from ramify.content.events import Decoded, EventSchema, Rejected
@@ -397,6 +398,7 @@ def _one(chunks: Sequence[Chunk]) -> Chunk:
     if len(chunks) == 1:
         return chunks[0]
     batches = [c.batch for c in chunks if c.batch.num_rows] or [chunks[0].batch]
+    times = [c.arrived for c in chunks if c.arrived is not None]
     unaddressable: Counter[str] = Counter()
     for chunk in chunks:
         unaddressable.update(chunk.unaddressable)
@@ -407,4 +409,5 @@ def _one(chunks: Sequence[Chunk]) -> Chunk:
         [reject for chunk in chunks for reject in chunk.rejected],
         unaddressable,
         [counted for chunk in chunks for counted in chunk.counted],
+        None if not times else np.concatenate(times),
     )

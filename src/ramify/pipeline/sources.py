@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
@@ -58,13 +60,15 @@ class Counted:
 class Chunk:
     """Some events, what could not become one, and pieces that are done.
 
-    `unaddressable` counts, per path, the values that no filter can reach.
+    `unaddressable` counts, per path, the values that no filter can reach. `arrived` is when each event
+    arrived (microseconds), where panes go by that and not by the events' own times.
     """
 
     batch: pa.RecordBatch
     rejected: Sequence[Reject] = ()
     unaddressable: Mapping[str, int] = field(default_factory=dict)
     counted: Sequence[Counted] = ()
+    arrived: npt.NDArray[np.int64] | None = None
 
 
 class Source(Protocol):
@@ -192,7 +196,10 @@ class Sampled:
         """The chunks of the source, with the events that are kept."""
         for chunk in self.source.read(rows):
             kept = self.split.kept(chunk.batch.column("id"))
-            yield chunk if kept is None else replace(chunk, batch=chunk.batch.filter(pa.array(kept)))
+            if kept is not None:
+                arrived = None if chunk.arrived is None else chunk.arrived[kept]
+                chunk = replace(chunk, batch=chunk.batch.filter(pa.array(kept)), arrived=arrived)
+            yield chunk
 
     def unread(self, counted: Collection[str]) -> Sequence[Reject]:
         """Those of the source."""

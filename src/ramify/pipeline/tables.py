@@ -301,8 +301,11 @@ def read_about(under: str | Path, name: str) -> dict[str, Any]:
     return dict(json.loads("".join(texts)))
 
 
-def read_windows(under: str | Path) -> Windows:
-    """The demands of a stored demand table, with its spans and unknown publishers. O(rows log rows)."""
+def read_windows(under: str | Path, *, half_life_s: float | None = None) -> Windows:
+    """The demands of a stored demand table, with its spans and unknown publishers. O(rows log rows).
+
+    A half-life needs a table that was written with panes; `InputError` otherwise.
+    """
     rows, about = read_table(under, "demand"), read_about(under, "demand")
     split = Split(tuple(about["shares"]), about["keep"], about["seed"])
     spans = {
@@ -312,7 +315,15 @@ def read_windows(under: str | Path) -> Windows:
     unknown = {
         (row["split"], row["publisher"]): row["events"] for row in read_table(under, "unknown").to_pylist()
     }
-    return Windows.of_rows(pattern_rows(rows), split, spans, unknown, about["tag_filters"])
+    return Windows.of_rows(
+        pattern_rows(rows),
+        split,
+        spans,
+        unknown,
+        about["tag_filters"],
+        half_life_s=half_life_s,
+        pane_us=about.get("pane_us", 0),
+    )
 
 
 def pattern_rows(demand: pa.Table) -> pa.Table:

@@ -21,6 +21,7 @@ from ramify.planning.plan import Plan
 from ramify.planning.pricing import Price, price
 from ramify.planning.problem import Problem
 from ramify.planning.scheme import Progress, silent
+from ramify.planning.semcast.lateness import Late, TooLateError, late_subscriptions
 from ramify.planning.yardstick import Yardstick
 
 __all__ = ["UNDELIVERED", "Outcome", "Row", "Rules", "Weights", "auto", "no_rules"]
@@ -76,6 +77,7 @@ class Row:
     seconds      that it took to make the plan
     broken       the rules that it breaks on the validation window
     reason       why there is no plan or no price
+    refused      subscriptions that it refuses for their latency bound: then there is no plan
     """
 
     name: str
@@ -87,6 +89,12 @@ class Row:
     seconds: float = 0.0
     broken: tuple[str, ...] = ()
     reason: str | None = None
+    refused: tuple[Late, ...] = ()
+
+    @property
+    def late(self) -> tuple[Late, ...]:
+        """Subscriptions that a plan within latency bounds serves, and later than they allow."""
+        return () if self.plan is None else late_subscriptions(self.plan)
 
     @property
     def allowed(self) -> bool:
@@ -156,7 +164,8 @@ def _tried(
         seconds = perf_counter() - began
         prices = [price(made, each.demand, each) for each in yardsticks]
     except RamifyError as error:
-        return Row(name, seconds=perf_counter() - began, reason=str(error))
+        refused = error.late if isinstance(error, TooLateError) else ()
+        return Row(name, seconds=perf_counter() - began, reason=str(error), refused=refused)
     train, judged, *further = prices
     broken = keeps(judged)
     if judged.undelivered and UNDELIVERED not in broken:

@@ -51,8 +51,11 @@ from ramify.planning.growth import NO_GROWTH, Growth, Opened, flows_down, regrow
 from ramify.planning.layout import Hops, rooted_tree
 from ramify.planning.plan import AnyOf, Cells, Channel, Everything, Holds, Plan, Pruning, Serves, Stamped
 from ramify.planning.pricing import price
+from ramify.planning.semcast.lateness import Late
 from ramify.planning.semcast.membership import joined as semcast_joined
+from ramify.planning.semcast.membership import late_in_class
 from ramify.planning.semcast.membership import left as semcast_left
+from ramify.planning.semcast.messages import tree_messages
 from ramify.planning.tables import BrokerChange, require_same_classes, table_changes
 from ramify.planning.yardstick import GB
 
@@ -91,6 +94,7 @@ class Change:
     channels    that began or ceased to carry the class
     increase    what the chosen group costs more on the demand; None where there was no group to choose
     growth      how the channels themselves change with it
+    late        the newcomer, where a plan that bounds latency cannot keep its bound and does not refuse it
     """
 
     before: Plan
@@ -99,6 +103,7 @@ class Change:
     channels: tuple[int, ...] = ()
     increase: float | None = None
     growth: Growth = NO_GROWTH
+    late: Late | None = None
 
     @cached_property
     def tables(self) -> Mapping[int, BrokerChange]:
@@ -107,6 +112,11 @@ class Change:
         Computed when asked for: it lays both plans out.
         """
         return table_changes(self.before, self.plan)
+
+    @cached_property
+    def messages(self) -> Mapping[str, int]:
+        """Kind -> how many joins and leaves SemCast's brokers send each other. Computed when asked for."""
+        return tree_messages(self.before, self.plan) if self.growth.grown or self.growth.pruned else {}
 
     def follow(self, demand: Demand, matched: Bools | None = None) -> Demand:
         """The demand in step with the plan: the class is matched while it has a member."""
@@ -141,7 +151,8 @@ def add_subscription(
     class where that has a place already; else one group, or every channel where each serves everybody.
     On a SemCast plan only classes in `among` are asked whether they cover it, all unless told.
     Raises `PlanError` for plans of other kinds and where a tree does not reach its broker: those must be
-    planned again. `InputError` for an id that exists, a client that is elsewhere.
+    planned again. `TooLateError` where the plan refuses its latency bound. `InputError` for an id that
+    exists, a client that is elsewhere.
     """
     if matched is not None and len(matched) != len(demand):
         raise InputError(
@@ -157,12 +168,13 @@ def add_subscription(
     joined = _carrying(plan, k)
     if joined:
         revived = joined if plan.classes.vacant[k] else ()
-        return _changed(plan, replace(plan, classes=classes), k, revived)
+        late = late_in_class(plan, k, subscription)
+        return Change(plan, replace(plan, classes=classes), k, revived, late=late)
     if is_semcast(plan):
         return _semcast_added(plan, subscription, among)
     chosen, increase = _place(plan, classes, k, demand, matched)
     made = replace(plan, classes=classes, channels=_joined(plan, classes, k, chosen))
-    return _changed(plan, made, k, chosen, increase)
+    return Change(plan, made, k, chosen, increase)
 
 
 def delete_subscription(plan: Plan, id_: str) -> Change:
@@ -176,7 +188,7 @@ def delete_subscription(plan: Plan, id_: str) -> Change:
         gone = semcast_left(plan, id_)
         growth = Growth(without=k, pruned=tuple(gone.removed.items()), closed=gone.vanished)
         return Change(plan, undo(plan, id_, growth), k, left, growth=growth)
-    return _changed(plan, replace(plan, classes=classes), k, left)
+    return Change(plan, replace(plan, classes=classes), k, left)
 
 
 def redo(
@@ -230,12 +242,6 @@ def replan(old: Plan, new: Plan, demand: Demand, threshold: float) -> Decision:
         )
     saving = (before.cost - after.cost) / before.cost if before.cost > 0 else 0.0
     return Decision(saving > threshold, before.cost, after.cost, saving)
-
-
-def _changed(
-    old: Plan, new: Plan, k: int, channels: Sequence[int], increase: float | None = None
-) -> Change:
-    return Change(old, new, k, tuple(channels), increase)
 
 
 def _carrying(plan: Plan, k: int) -> tuple[int, ...]:
@@ -321,8 +327,6 @@ def is_semcast(plan: Plan) -> bool:
 
 def _semcast_added(plan: Plan, subscription: Subscription, among: Container[int] | None = None) -> Change:
     """It joins the channels of a hierarchy that covers it, or gets one of its own."""
-    if plan.settings.get("trees") == "delay":
-        raise _must_replan(plan, "its trees are made within latency bounds")
     came = semcast_joined(plan, subscription, among=among)
     k, growth = came.class_id, NO_GROWTH
     if came.opened is not None:
@@ -334,7 +338,7 @@ def _semcast_added(plan: Plan, subscription: Subscription, among: Container[int]
     elif came.channels:
         growth = Growth(like=(k, _beside(came.plan, came.reworded, k)), grown=tuple(came.added.items()))
     made = redo(plan, subscription, k, came.channels, growth)
-    return Change(plan, made, k, came.channels, growth=growth)
+    return Change(plan, made, k, came.channels, growth=growth, late=came.late)
 
 
 def _beside(plan: Plan, channels: Sequence[int], k: int) -> int:

@@ -9,21 +9,21 @@ Owns `check(plan, problem)`. It proves what follows from the plan alone:
   and each cell that the filter touches where cells matter, some channel that serves it there is sure to
   admit the event.
 
-The last is decided symbolically. Channel expressions are taken as boolean formulas over independent
-classes, which is safe: what is accepted is right, and an expression that is right only because one
-filter implies another must say so by naming both classes (any-of). Latency, capacity, quota and
-residency need a demand: see `constraints.py`.
+The last is decided symbolically: see `implication.py`. Latency, capacity, quota and residency need a
+demand: see `constraints.py`.
 """
 
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-from ramify.errors import LimitError, OverlayError, PlanError
+from ramify.errors import OverlayError, PlanError
 from ramify.network.overlay import Overlay
 from ramify.network.trees import Tree
+from ramify.planning.channel_expressions import expressions_of
+from ramify.planning.implication import Implication
 from ramify.planning.plan import (
     All,
     AnyOf,
@@ -42,9 +42,6 @@ from ramify.planning.plan import (
 from ramify.planning.problem import Problem
 
 __all__ = ["check", "faults", "form_faults"]
-
-MOST_ATOMS = 24
-"""Distinct any-of terms in the expressions that serve one class; deciding takes up to 2^this steps."""
 
 _TREE_PRUNINGS = (Pruning.FILTER, Pruning.NONE)
 
@@ -76,7 +73,7 @@ def form_faults(plan: Plan) -> Iterator[str]:
     """What is wrong with a plan by itself, whatever the problem."""
     yield from _hosts(plan)
     n = len(plan.overlay)
-    for (u, v), path in plan.paths.items():
+    for (u, v), path in (*plan.paths.items(), *plan.legs.items()):
         yield from _path_faults(plan, u, v, path)
     if plan.regions and plan.grid is None:
         yield "it has regions but no grid that says what their cells are"
@@ -148,12 +145,9 @@ def _path_faults(plan: Plan, u: int, v: int, path: tuple[int, ...]) -> Iterator[
     elif not all(0 <= broker < n for broker in path):
         yield f"{where} visits a broker outside 0..{n - 1}"
     else:
-        for a, b in pairwise(path):
-            try:
-                plan.overlay.link_between(plan.overlay.brokers[a], plan.overlay.brokers[b])
-            except OverlayError:
-                a_name, b_name = _name(plan, a), _name(plan, b)
-                yield f"{where} crosses {a_name} - {b_name}, which is no link"
+        steps = np.column_stack((path[:-1], path[1:]))
+        for a, b in steps[~_linked(plan.overlay, steps)].tolist():
+            yield f"{where} crosses {_name(plan, a)} - {_name(plan, b)}, which is no link"
 
 
 def _channel_faults(plan: Plan, channel: Channel, n: int, cells: int) -> Iterator[str]:
@@ -276,7 +270,7 @@ def _entry_faults(plan: Plan, channel: Channel, on_tree: "np.typing.NDArray[np.b
         target = channel.entry.target(origin)
         if target >= len(on_tree) or not on_tree[target]:
             yield f"events of {_name(plan, origin)} would enter at broker {target}, off its tree"
-        elif target != origin and not _joined(plan, origin, target):
+        elif target != origin and (origin, target) not in plan.legs and not _joined(plan, origin, target):
             yield f"no link and no path leads from {_name(plan, origin)} to its entry {_name(plan, target)}"
 
 
@@ -302,7 +296,7 @@ def _serves_alike(one: Channel, other: Channel) -> bool:
     )
 
 
-def _linked(overlay: Overlay, pairs: "np.typing.NDArray[np.int32]") -> "np.typing.NDArray[np.bool_]":
+def _linked(overlay: Overlay, pairs: "np.typing.NDArray[Any]") -> "np.typing.NDArray[np.bool_]":
     """Which pairs of brokers an overlay link joins. O(pairs log links)."""
     keys = _link_keys(overlay)
     a, b = np.sort(pairs, axis=1).astype(np.int64).T
@@ -337,6 +331,7 @@ def _unreached(plan: Plan, problem: Problem) -> Iterator[str]:
     """Subscriptions that some publisher's events would not reach."""
     reaches = [_publishers_of(plan, channel) for channel in plan.channels]
     surely = _surely_reached(plan, reaches)
+    decided = Implication(expressions_of(plan))
     by_class: dict[int, list[tuple[int, int]]] | None = None
     alike, kind = _alike(reaches, len(plan.overlay))
     for k in np.flatnonzero(~surely[:, problem.publishers].all(axis=1)).tolist():
@@ -352,7 +347,8 @@ def _unreached(plan: Plan, problem: Problem) -> Iterator[str]:
                 continue
             of = int(kind[origin])
             if of not in missed:
-                missed[of] = _missed(plan, k, entries, [bool(alike[c, of]) for c, _ in entries])
+                reached = [bool(alike[c, of]) for c, _ in entries]
+                missed[of] = _missed(plan, k, entries, reached, decided)
             if missed[of] is not None and _may_match(plan, problem, origin, k):
                 member, at = plan.classes.members[k][0].id, _name(plan, host)
                 yield f"subscription {member!r} at {at} misses events of {_name(plan, origin)}{missed[of]}"
@@ -364,8 +360,11 @@ def _alike(
 ) -> tuple["np.typing.NDArray[np.bool_]", "np.typing.NDArray[np.intp]"]:
     """bool[channels, kinds]: which channels events can enter, by kind of broker; int[n]: the kinds."""
     stacked = np.array(reaches, dtype=np.bool_).reshape(len(reaches), brokers)
-    alike, kind = np.unique(stacked, axis=1, return_inverse=True)
-    return alike, kind.ravel()
+    numbers: dict[bytes, int] = {}
+    packed = np.ascontiguousarray(np.packbits(stacked, axis=0).T)
+    kind = np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in packed], dtype=np.intp)
+    first = np.array([np.flatnonzero(kind == number)[0] for number in range(len(numbers))], dtype=np.intp)
+    return stacked[:, first], kind
 
 
 def _surely_reached(
@@ -414,28 +413,30 @@ def _may_match(plan: Plan, problem: Problem, origin: int, k: int) -> bool:
     return said is None or any(filter_.overlaps(plan.classes.filters[k]) for filter_ in said)
 
 
-def _missed(plan: Plan, k: int, entries: list[tuple[int, int]], reaches: list[bool]) -> str | None:
+def _missed(
+    plan: Plan, k: int, entries: list[tuple[int, int]], reaches: list[bool], decided: Implication
+) -> str | None:
     """Where an event that matches class k is admitted by none of its entries; None when nowhere."""
     usable = [entry for entry, reached in zip(entries, reaches, strict=True) if reached]
     if plan.grid is None:
-        return None if _implied(k, _expressions(plan, usable, None)) else ""
+        asked = _expressed(plan, usable, None)
+        return None if asked is None or decided.surely(k, asked) else ""
     for cell in plan.grid.cells_touched(plan.classes.filters[k]).tolist():
-        if not _implied(k, _expressions(plan, usable, cell)):
+        asked = _expressed(plan, usable, cell)
+        if asked is not None and not decided.surely(k, asked):
             return f" in cell {cell}"
     return None
 
 
-def _expressions(
-    plan: Plan, entries: list[tuple[int, int]], cell: int | None
-) -> tuple[Expression, ...] | None:
-    """What must hold for one of the entries to count in a cell; None when one surely does."""
-    asked: list[Expression] = []
+def _expressed(plan: Plan, entries: list[tuple[int, int]], cell: int | None) -> tuple[int, ...] | None:
+    """Channels of which one must hold for an entry to count in a cell; None when one surely does."""
+    asked: list[int] = []
     for c, region in entries:
         if region >= 0 and (cell is None or not _contains(plan.regions[region], cell)):
             continue
         match plan.channels[c].admits.content:
-            case Holds(expression):
-                asked.append(expression)
+            case Holds():
+                asked.append(c)
             case Cells(cells):
                 if cell is not None and _contains(cells, cell):
                     return None
@@ -447,61 +448,6 @@ def _expressions(
 def _contains(cells: "np.typing.NDArray[np.int32]", cell: int) -> bool:
     at = int(np.searchsorted(cells, cell))
     return at < len(cells) and int(cells[at]) == cell
-
-
-def _implied(k: int, expressions: tuple[Expression, ...] | None) -> bool:
-    """Whether some expression is true for every event that matches class k."""
-    if expressions is None:
-        return True
-    return bool(expressions) and _always(k, expressions)
-
-
-@lru_cache(maxsize=65_536)
-def _always(k: int, expressions: tuple[Expression, ...]) -> bool:
-    """Decide by cases over the any-of terms: no assignment that classes allow makes all of them false."""
-    terms = sorted({term for expression in expressions for term in _terms(expression)}, key=sorted)
-    if len(terms) > MOST_ATOMS:
-        raise LimitError(
-            f"the channels that serve one class ask for {len(terms)} different any-of terms; at most "
-            f"{MOST_ATOMS} can be checked. Merge channels."
-        )
-
-    def cases(known: dict[frozenset[int], bool], left: list[frozenset[int]]) -> bool:
-        values = [_value(expression, known) for expression in expressions]
-        if True in values:
-            return True
-        if not left:
-            return False
-        term, *rest = left
-        for guess in (True, False):
-            now = {**known, term: guess}
-            if _possible(k, now) and not cases(now, rest):
-                return False
-        return True
-
-    return cases({}, terms)
-
-
-def _possible(k: int, known: dict[frozenset[int], bool]) -> bool:
-    """Whether some set of matched classes with k gives these terms these values."""
-    barred = frozenset().union(*(term for term, value in known.items() if not value))
-    return k not in barred and all(term - barred for term, value in known.items() if value)
-
-
-def _value(expression: Expression, known: dict[frozenset[int], bool]) -> bool | None:
-    """Kleene's three values: None while the terms do not decide it."""
-    match expression:
-        case Match(classes):
-            return known.get(frozenset(classes))
-        case Not(part):
-            value = _value(part, known)
-            return None if value is None else not value
-        case All(parts):
-            values = [_value(part, known) for part in parts]
-            return False if False in values else None if None in values else True
-        case Some(parts):
-            values = [_value(part, known) for part in parts]
-            return True if True in values else None if None in values else False
 
 
 def _terms(expression: Expression) -> Iterator[frozenset[int]]:

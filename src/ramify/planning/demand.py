@@ -3,10 +3,14 @@
 Owns the distinct (publisher, cell, matched classes) patterns with counts and bytes, as arrays that planners
 and the pricer work on. How events become patterns is in `tally`, how patterns are stored in `pattern_rows`.
 Events that match nothing keep a pattern, since flooding pays for them too.
+
+Counts are exact. Where events decay with age (`decay`), what they have decayed to is kept beside them:
+planners go by it, prices do not.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -15,6 +19,7 @@ import pyarrow as pa
 
 from ramify.network.terminals import TerminalSets
 from ramify.planning.classes import Classes
+from ramify.planning.decay import Decay
 from ramify.planning.pattern_arrays import PatternArrays
 from ramify.planning.pattern_kernels import (
     first_of_equals,
@@ -49,6 +54,7 @@ class Demand:
     factor          how many published events each counted one stands for (1 / sampling probability)
     tag_filters     how many tag filters the events were held against; bits from here on mean nothing
     unknown         events that are not in the patterns because no broker is known for their publisher
+    recent          float64[2, p]: events and bytes decayed with age, to plan by; None: all count alike
     """
 
     publisher: npt.NDArray[np.int32]
@@ -64,6 +70,7 @@ class Demand:
     factor: float = 1.0
     tag_filters: int = 0
     unknown: Mapping[str, int] = field(default_factory=dict)
+    recent: npt.NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         """How many patterns there are."""
@@ -83,6 +90,14 @@ class Demand:
         """The payload of all of them."""
         return int(self.size.sum())
 
+    @property
+    def weight(self) -> npt.NDArray[np.float64]:
+        """float64[p]: payload bytes and one per event, whatever their age.
+
+        The one stands for what every message costs whatever it carries, so that empty events count too.
+        """
+        return self.size.astype(np.float64) + self.count
+
     def destinations(self, classes: Classes) -> TerminalSets:
         """Per pattern the publisher's broker and the hosts of its classes, weighted by payload bytes."""
         start, node = _hosts(self, classes.broker)
@@ -95,13 +110,20 @@ class Demand:
         *,
         seconds: float = 0.0,
         cells: Sequence[int] | None = None,
+        weights: Sequence[float] | None = None,
     ) -> "Demand":
-        """From (publisher, classes, count, bytes) rows; equal patterns are added up."""
+        """From (publisher, classes, count, bytes) rows; equal patterns are added up.
+
+        `weights` is what an event of each row has decayed to.
+        """
         sums: _Sums = {}
         for i, (publisher, classes, count, size) in enumerate(patterns):
             cell = NO_CELL if cells is None else cells[i]
-            _add(sums, (publisher, -1, cell, 0, tuple(sorted(set(classes)))), count, size)
-        return _assembled(sums, (), seconds)
+            counts: _Counts = (count, size)
+            if weights is not None:
+                counts = (count, size, weights[i] * count, weights[i] * size)
+            _add(sums, (publisher, -1, cell, 0, tuple(sorted(set(classes)))), counts)
+        return _assembled(sums, (), seconds, recent=weights is not None)
 
     @classmethod
     def of_rows(
@@ -112,10 +134,13 @@ class Demand:
         factor: float = 1.0,
         tag_filters: int = 0,
         unknown: Mapping[str, int] | None = None,
+        decay: Decay | None = None,
+        recent: npt.NDArray[np.float64] | None = None,
     ) -> "Demand":
         """From pattern rows (`PATTERNS`) or arrays, in any order; equal patterns are added up.
 
-        Windows and panes are not told apart. No Python per row; O(rows log rows).
+        Windows and panes are not told apart, but that events decay by their panes where `decay` is given.
+        `recent` is what rows have decayed to already. No Python per row; O(rows log rows).
         """
         arrays = PatternArrays.of_table(rows) if isinstance(rows, pa.Table) else rows
         client, clients = _ranked(arrays.client, arrays.clients)
@@ -144,12 +169,15 @@ class Demand:
             factor=factor,
             tag_filters=tag_filters,
             unknown=dict(unknown or {}),
+            recent=recent,
         )
         if len(first) == len(order):  # no two are equal
-            return every.take(order)
-        sums = (np.add.reduceat(column[order], first) for column in (every.count, every.size))
-        count, size = sums
-        return replace(every.take(order[first]), count=count, size=size)
+            made = every.take(order)
+        else:
+            count, size = (np.add.reduceat(column[order], first) for column in (every.count, every.size))
+            late = None if recent is None else np.add.reduceat(recent[:, order], first, axis=1)
+            made = replace(every.take(order[first]), count=count, size=size, recent=late)
+        return made if decay is None else replace(made, recent=_decayed(arrays, order, first, decay))
 
     def scaled(self, factor: float) -> "Demand":
         """The same patterns, each event standing for `factor` times as many."""
@@ -172,6 +200,7 @@ class Demand:
             count=self.count[chosen],
             size=self.size[chosen],
             tags=self.tags[chosen],
+            recent=None if self.recent is None else self.recent[:, chosen],
         )
 
     def with_class(self, k: int, matched: npt.NDArray[np.bool_]) -> "Demand":
@@ -187,24 +216,29 @@ class Demand:
         for i in range(len(self)):
             classes = tuple(sorted(change(i, set(self[i].tolist()))))
             place = (int(self.publisher[i]), int(self.client[i]), int(self.cell[i]), int(self.tags[i]))
-            _add(sums, (*place, classes), int(self.count[i]), int(self.size[i]))
-        made = _assembled(sums, self.clients, self.seconds)
+            counts: _Counts = (int(self.count[i]), int(self.size[i]))
+            if self.recent is not None:
+                counts = (*counts, *self.recent[:, i].tolist())
+            _add(sums, (*place, classes), counts)
+        made = _assembled(sums, self.clients, self.seconds, recent=self.recent is not None)
         return replace(made, factor=self.factor, unknown=self.unknown, tag_filters=self.tag_filters)
 
 
-_Sums = dict["_Key", list[int]]
+_Counts = tuple[Any, ...]
+"""Events and bytes, then the same decayed where that is kept."""
+_Sums = dict["_Key", _Counts]
 _Key = tuple[int, int, int, int, tuple[int, ...]]
 
 
-def _add(sums: _Sums, key: "_Key", count: int, size: int) -> None:
-    both = sums.setdefault(key, [0, 0])
-    both[0] += count
-    both[1] += size
+def _add(sums: _Sums, key: "_Key", counts: _Counts) -> None:
+    known = sums.get(key)
+    sums[key] = counts if known is None else tuple(map(add, known, counts))
 
 
-def _assembled(sums: _Sums, clients: tuple[str, ...], seconds: float) -> Demand:
+def _assembled(sums: _Sums, clients: tuple[str, ...], seconds: float, *, recent: bool) -> Demand:
     keys = list(sums)
-    both = np.array(list(sums.values()), dtype=np.int64).reshape(-1, 2)
+    both = np.array([counts[:2] for counts in sums.values()], dtype=np.int64).reshape(-1, 2)
+    late = np.array([counts[2:] for counts in sums.values()], dtype=np.float64) if recent else None
     return Demand(
         publisher=np.array([key[0] for key in keys], dtype=np.int32),
         client=np.array([key[1] for key in keys], dtype=np.int32),
@@ -216,7 +250,32 @@ def _assembled(sums: _Sums, clients: tuple[str, ...], seconds: float) -> Demand:
         tags=np.array([key[3] for key in keys], dtype=np.uint64),
         clients=clients,
         seconds=seconds,
+        recent=None if late is None else late.reshape(-1, 2).T.copy(),
     )
+
+
+def _decayed(
+    arrays: PatternArrays, order: npt.NDArray[np.int64], first: npt.NDArray[np.int64], decay: Decay
+) -> npt.NDArray[np.float64]:
+    """float64[2, p]: events and bytes of each pattern, weighed pane by pane in the order of time.
+
+    `order` and `first` are those of `_in_order`. Sums of a pane are of integers, so that it makes no
+    difference how its events came.
+    """
+    found = np.zeros((2, len(first)))
+    if not len(order):
+        return found
+    pattern = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(order))))
+    pane = arrays.pane[order]
+    place = np.lexsort((pane, pattern))
+    pattern, pane, row = pattern[place], pane[place], order[place]
+    begins = np.append(True, (pattern[1:] != pattern[:-1]) | (pane[1:] != pane[:-1]))
+    at = np.flatnonzero(begins)
+    weight = decay.weights(pane[at])
+    for k, column in enumerate((arrays.count, arrays.size)):
+        sums = np.add.reduceat(column[row].astype(np.int64, copy=False), at)
+        found[k] = np.bincount(pattern[at], weights=sums * weight, minlength=len(first))
+    return found
 
 
 def _in_order(

@@ -3,7 +3,7 @@
 Owns `diff`. Plans may number brokers and classes differently: brokers go by name, classes by the ids
 of their subscriptions (in expressions by filter and broker), channels by name (of several with one name,
 the first is matched with the first). Equal plans give an empty diff, and an empty diff means that both
-route every event alike.
+route every event alike. Of two plans of Kyra it also says how far zones followed drift (`kyra.drift`).
 """
 
 import json
@@ -11,7 +11,8 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ramify.planning.plan import All, Cells, Channel, Expression, Holds, Match, Not, Plan, Some
+from ramify.planning.kyra.drift import Drift, drift
+from ramify.planning.plan import All, Cells, Channel, Expression, Holds, Match, Not, Path, Plan, Some
 
 __all__ = ["ChannelDiff", "Move", "PlanDiff", "diff"]
 
@@ -60,8 +61,10 @@ class PlanDiff:
     subscriptions_changed                 ids whose filter, broker, client or latency bound changed
     moved                                 subscriptions of both plans that other channels serve now
     clients                               client -> (broker before, broker now); None where it was not there
-    paths                                 (from, to) -> (brokers before, brokers now); None likewise
+    paths, legs                           (from, to) -> (brokers before, brokers now); None likewise
     other                                 what else changed: overlay, grid, rule, scheme, settings, order
+    drift                                 subscriptions that move to other proxies, of two plans of Kyra; no
+                                          difference of its own: equal plans have one that moves nothing
     """
 
     channels_added: tuple[str, ...] = ()
@@ -76,6 +79,8 @@ class PlanDiff:
         default_factory=dict
     )
     other: tuple[str, ...] = ()
+    legs: Mapping[Ends, tuple[tuple[str, ...] | None, tuple[str, ...] | None]] = field(default_factory=dict)
+    drift: Drift | None = field(default=None, compare=False)
 
     def __bool__(self) -> bool:
         """Whether anything differs."""
@@ -83,15 +88,15 @@ class PlanDiff:
 
     def __str__(self) -> str:
         """A line per kind of change, with a few examples."""
-        return "\n".join(_lines(self)) or "no difference"
+        return "\n".join(_lines(self)) if self else "no difference"
 
     def to_json(self) -> str:
-        """All of it, as one line of JSON; paths become a list, since their keys are pairs."""
+        """All of it, as one line of JSON; paths and legs become lists, since their keys are pairs."""
         document = asdict(self)
-        document["paths"] = [
-            {"from": a, "to": b, "before": before, "now": now}
-            for (a, b), (before, now) in self.paths.items()
-        ]
+        for name, ways in (("paths", self.paths), ("legs", self.legs)):
+            document[name] = [
+                {"from": a, "to": b, "before": before, "now": now} for (a, b), (before, now) in ways.items()
+            ]
         return json.dumps(document, ensure_ascii=False)
 
 
@@ -114,8 +119,10 @@ def diff(old: Plan, new: Plan) -> PlanDiff:
         tuple(sorted(id_ for id_ in mine.keys() & theirs.keys() if mine[id_] != theirs[id_])),
         tuple(_moves(before, after)),
         _changes(old.attachments, new.attachments),
-        _changes(before.paths(), after.paths()),
+        _changes(before.ways(old.paths), after.ways(new.paths)),
         tuple(_other(old, new)),
+        _changes(before.ways(old.legs), after.ways(new.legs)),
+        drift(old, new),
     )
 
 
@@ -161,10 +168,10 @@ class _View:
         pairs = ((self.names[a], self.names[b]) for a, b in channel.tree.links.tolist())
         return {(a, b) if a <= b else (b, a) for a, b in pairs}
 
-    def paths(self) -> dict[Ends, tuple[str, ...]]:
+    def ways(self, given: Mapping[tuple[int, int], Path]) -> dict[Ends, tuple[str, ...]]:
         return {
             (self.names[u], self.names[v]): tuple(self.names[b] for b in path)
-            for (u, v), path in self.plan.paths.items()
+            for (u, v), path in given.items()
         }
 
     def parts(self, channel: Channel) -> dict[str, Hashable]:
@@ -283,8 +290,11 @@ def _lines(found: PlanDiff) -> Iterator[str]:
     yield from _line("subscription", "moved", tuple(moves))
     yield from _line("client", "attached elsewhere", tuple(_arrow(*item) for item in found.clients.items()))
     yield from _line("path", "changed", tuple(f"{a} - {b}" for a, b in found.paths))
+    yield from _line("leg", "changed", tuple(f"{a} - {b}" for a, b in found.legs))
     for each in found.channels_changed:
         yield f"channel {each.name}: {_changed(each)}"
+    if found.drift is not None:
+        yield f"zones: {found.drift}"
     if found.other:
         yield f"changed: {', '.join(found.other)}"
 

@@ -569,7 +569,8 @@ def _values(wanted: Filter) -> Iterable[object]:
 def _mean_distances(problem: Problem, tree: Tree) -> Floats:
     """Per broker the mean distance on a tree from the events' publishers, or from all where none are."""
     demand = np.zeros(len(problem.overlay))
-    np.add.at(demand, problem.demand.publisher, problem.demand.count)
+    recent = problem.demand.recent
+    np.add.at(demand, problem.demand.publisher, problem.demand.count if recent is None else recent[0])
     if not demand.any():
         demand[problem.publishers] = 1.0
     total = np.empty(len(demand))

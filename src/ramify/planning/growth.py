@@ -15,6 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ramify.errors import InputError, OverlayError
+from ramify.network.distances import Weight
 from ramify.planning.layout import rooted_tree
 from ramify.planning.plan import (
     Admission,
@@ -27,13 +28,13 @@ from ramify.planning.plan import (
     Holds,
     Match,
     Not,
-    Path,
     Plan,
     Pruning,
     Serves,
     Some,
 )
-from ramify.planning.semcast.legs import legs_to
+from ramify.planning.semcast.lateness import bounds_latency
+from ramify.planning.semcast.legs import Legs, legs_to
 
 __all__ = [
     "NEVER",
@@ -113,18 +114,18 @@ def regrown(plan: Plan, growth: Growth) -> Plan:
         made[c] = _with_links(_known(made, c), (), links)
     for c in growth.closed:
         made[c] = _closed(_known(made, c))
-    paths = dict(plan.paths)
+    paths, own = dict(plan.paths), dict(plan.legs)
     for new in growth.opened:
         channel, legs = open_channel(plan, new)
         made.append(channel)
-        paths = {**legs, **paths}
+        paths, own = {**legs.paths, **paths}, {**legs.own, **own}
     touched = {c for c, _ in (*growth.grown, *growth.pruned)} | set(range(len(plan.channels), len(made)))
     for c in sorted(touched):
         try:
             rooted_tree(made[c], len(plan.overlay))
         except (OverlayError, IndexError) as error:
             raise InputError(f"channel {made[c].name} has no tree after a change: {error}") from None
-    return replace(plan, channels=tuple(made), paths=paths)
+    return replace(plan, channels=tuple(made), paths=paths, legs=own)
 
 
 def flows_down(channel: Channel) -> bool:
@@ -256,12 +257,11 @@ def _closed(channel: Channel) -> Channel:
     return replace(channel, admits=never, serves=_nobody(), tree=alone)
 
 
-def open_channel(
-    plan: Plan, new: Opened, publishers: frozenset[int] | None = None
-) -> tuple[Channel, dict[tuple[int, int], Path]]:
+def open_channel(plan: Plan, new: Opened, publishers: frozenset[int] | None = None) -> tuple[Channel, Legs]:
     """A channel that serves nobody yet, and the legs to its root.
 
-    It admits the publishers that the others admit, unless told.
+    It admits the publishers that the others admit, unless told. Legs are as fast as can be where the plan's
+    trees bound latency.
     """
     n = len(plan.overlay)
     allowed = publishers
@@ -278,4 +278,5 @@ def open_channel(
         ChannelTree(np.array(new.links, dtype=np.int32).reshape(-1, 2), new.root),
         Entry(targets),
     )
-    return made, legs_to(plan.overlay, [new.root], origins).paths
+    by: Weight | None = "latency" if bounds_latency(plan) else None
+    return made, legs_to(plan.overlay, [new.root], origins, by)

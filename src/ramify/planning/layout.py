@@ -11,7 +11,6 @@ tree is not a tree.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +21,7 @@ from ramify.network.distances import Distances, all_pairs, arc_weights
 from ramify.network.overlay import Overlay
 from ramify.network.steiner import Steiner
 from ramify.network.trees import Tree
+from ramify.planning.channel_expressions import Form, expressions_of, ones
 from ramify.planning.plan import (
     All,
     AnyOf,
@@ -32,6 +32,7 @@ from ramify.planning.plan import (
     Holds,
     Match,
     Not,
+    Path,
     Plan,
     Pruning,
     Some,
@@ -41,9 +42,9 @@ from ramify.planning.plan import (
 __all__ = [
     "CONTENTS",
     "OP_ALL",
-    "OP_MATCH",
     "OP_NOT",
     "OP_SOME",
+    "OP_TERM",
     "PRUNINGS",
     "Hops",
     "Layout",
@@ -56,7 +57,7 @@ __all__ = [
 
 PRUNINGS = tuple(Pruning)
 CONTENTS: tuple[type, ...] = (AnyOf, Stamped, Everything, Cells, Holds)
-OP_MATCH, OP_ALL, OP_SOME, OP_NOT = range(4)
+OP_TERM, OP_ALL, OP_SOME, OP_NOT = range(4)
 
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
@@ -84,14 +85,18 @@ class Tables(NamedTuple):
     pruning: Ints  # [C] index of PRUNINGS
     content: Ints  # [C] index of CONTENTS
     cells_of: Ints  # [C] index of the cell sets for Cells content, else -1
-    program_start: Longs  # [C + 1] expressions in postfix
+    term_start: Longs  # [c + 1] the terms of expressions that each class makes true
+    term: Ints
+    filed_start: Longs  # [terms + 1] channels to look at when a term is true
+    filed_channel: Ints
+    need_start: Longs  # [C + 1] the terms that an expression needs
+    need: Ints
+    program_start: Longs  # [C + 1] the rest of it over terms, in postfix; empty: nothing else
     program: Ints
     any_publisher: npt.NDArray[np.uint8]  # [C]
     publisher_start: Longs  # [C + 1] sorted publishers where they are limited
     publishers: Ints
-    open_start: (
-        Longs  # [n + 1] channels to look at for each publisher's broker, beyond those found by class
-    )
+    open_start: Longs  # [n + 1] channels to look at for each publisher's broker, whatever an event matches
     open_channel: Ints
     target_row: Ints  # [C] row of `targets`, -1: always on the tree
     targets: Ints  # [rows, n]
@@ -171,20 +176,19 @@ class Hops:
         keys = np.column_stack((a * self._brokers + b, b * self._brokers + a)).ravel()
         self._arc_of_key = np.argsort(keys)
         self._keys = keys[self._arc_of_key]
+        ways = np.array([*plan.paths], dtype=np.int64).reshape(-1, 2)
+        apart = np.concatenate((ways @ (self._brokers, 1), ways @ (1, self._brokers)))
+        self._plain_arc = np.where(np.isin(self._keys, apart), -1, self._arc_of_key)
         self._number: dict[tuple[int, int], int] = {}
+        self._legs: dict[tuple[int, int], int] = {}
         self._paths: list[list[int]] = []
         self.ends: list[tuple[int, int]] = []
 
     def numbers(self, u: Ints, v: Ints) -> Ints:
         """The hops from each u to each v. `OverlayError` when neither a link nor a path joins two."""
         wanted = u.astype(np.int64) * self._brokers + v
-        at = np.minimum(np.searchsorted(self._keys, wanted), max(len(self._keys) - 1, 0))
-        plain = np.zeros(len(wanted), dtype=bool)
-        found = np.empty(len(wanted), dtype=np.int32)
-        if len(self._keys) and not self._plan.paths:
-            plain = self._keys[at] == wanted
-            found[plain] = self._arc_of_key[at[plain]]
-        for row in np.flatnonzero(~plain).tolist():
+        found = self._found(wanted, self._plain_arc)
+        for row in np.flatnonzero(found < 0).tolist():
             found[row] = self.number(int(u[row]), int(v[row]))
         return found
 
@@ -194,23 +198,39 @@ class Hops:
         A path of its own, in either direction, goes before the link.
         """
         if (u, v) not in self._number:
-            arcs = self._arcs(self._plan.path(u, v))
-            if len(arcs) == 1:
-                self._number[u, v] = arcs[0]
-            else:
-                self._number[u, v] = self._arc_count + len(self._paths)
-                self._paths.append(arcs)
-                self.ends.append((u, v))
+            self._number[u, v] = self._add(self._plan.path(u, v))
         return self._number[u, v]
 
-    def _arcs(self, path: Iterable[int]) -> list[int]:
-        arcs = []
-        for a, b in pairwise(path):
-            link = self._plan.overlay.link_between(
-                self._plan.overlay.brokers[a], self._plan.overlay.brokers[b]
-            )
-            arcs.append(2 * link + int(self._plan.overlay.ends[link, 0] != a))
-        return arcs
+    def leg(self, u: int, v: int) -> int:
+        """The hop of a leg from u to v, which may go its own way. `OverlayError` likewise."""
+        if (u, v) not in self._plan.legs:
+            return self.number(u, v)
+        if (u, v) not in self._legs:
+            self._legs[u, v] = self._add(self._plan.legs[u, v])
+        return self._legs[u, v]
+
+    def _add(self, path: Path) -> int:
+        arcs = self._arcs(path)
+        if len(arcs) == 1:
+            return arcs[0]
+        self._paths.append(arcs)
+        self.ends.append((path[0], path[-1]))
+        return self._arc_count + len(self._paths) - 1
+
+    def _arcs(self, path: Path) -> list[int]:
+        way = np.array(path, dtype=np.int64)
+        found: list[int] = self._found(way[:-1] * self._brokers + way[1:], self._arc_of_key).tolist()
+        if -1 in found:
+            at, names = found.index(-1), self._plan.overlay.brokers
+            self._plan.overlay.link_between(names[path[at]], names[path[at + 1]])  # says what is wrong
+        return found
+
+    def _found(self, keys: Longs, arcs: Longs) -> Ints:
+        """What `arcs` has for each key, -1 where no link does. O(keys log links)."""
+        if not len(self._keys):
+            return np.full(len(keys), -1, dtype=np.int32)
+        at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        return np.where(self._keys[at] == keys, arcs[at], -1).astype(np.int32)
 
     def arcs(self) -> tuple[Longs, Ints]:
         """Compressed rows: the arcs of each hop numbered so far."""
@@ -264,7 +284,6 @@ def _lay_out(plan: Plan) -> Layout:
     publisher_start, publishers = _rows([sorted(c.admits.publishers or ()) for c in plan.channels])
     open_start, open_channel = _rows(_open_channels(plan))
     order_start, order = _rows([[] if tree is None else tree.order for tree in trees])
-    program_start, program = _rows([_program(channel) for channel in plan.channels])
     hop_start, hop_arc = hops.arcs()
     ends = plan.overlay.ends
     near = plan.overlay.adjacency
@@ -287,8 +306,7 @@ def _lay_out(plan: Plan) -> Layout:
         pruning=np.array([PRUNINGS.index(c.pruning) for c in plan.channels], dtype=np.int32),
         content=np.array([CONTENTS.index(type(c.admits.content)) for c in plan.channels], dtype=np.int32),
         cells_of=cells_of,
-        program_start=program_start,
-        program=program,
+        **_expressed(plan),
         any_publisher=np.array([c.admits.publishers is None for c in plan.channels], dtype=np.uint8),
         publisher_start=publisher_start,
         publishers=publishers,
@@ -336,21 +354,24 @@ def rooted_tree(channel: Channel, brokers: int) -> Tree | None:
 
 
 def _entries(plan: Plan, hops: Hops) -> tuple[Ints, Ints, Ints]:
-    """Rows of targets and the legs to them, one per channel that has legs."""
+    """Rows of targets and the legs to them; channels whose events enter alike share one."""
     n = len(plan.overlay)
     row = np.full(len(plan.channels), -1, dtype=np.int32)
     targets: list[Ints] = []
     legs: list[Ints] = []
+    known: dict[tuple[bytes, frozenset[int] | None], int] = {}
     for c, channel in enumerate(plan.channels):
         if channel.entry.targets is None:
             continue
-        row[c] = len(targets)
+        allowed = channel.admits.publishers
+        row[c] = known.setdefault((channel.entry.targets.tobytes(), allowed), len(targets))
+        if row[c] < len(targets):
+            continue
         targets.append(channel.entry.targets)
         leg = np.full(n, -1, dtype=np.int32)
-        allowed = channel.admits.publishers
         for origin, target in enumerate(channel.entry.targets.tolist()):
             if target >= 0 and target != origin and (allowed is None or origin in allowed):
-                leg[origin] = hops.number(origin, target)
+                leg[origin] = hops.leg(origin, target)
         legs.append(leg)
     empty = np.zeros((0, n), dtype=np.int32)
     return (
@@ -400,7 +421,8 @@ def _open_channels(plan: Plan) -> list[list[int]]:
     Stamped channels come last, one after the other: of those the pricer chooses one.
     """
     always: list[list[int]] = [[] for _ in plan.overlay.brokers]
-    numbered = enumerate(plan.channels)
+    filed = {c for channels in expressions_of(plan).filed.values() for c in channels}
+    numbered = ((c, channel) for c, channel in enumerate(plan.channels) if c not in filed)
     for c, channel in sorted(numbered, key=lambda row: isinstance(row[1].admits.content, Stamped)):
         if isinstance(channel.admits.content, AnyOf):
             continue  # found through the classes it serves
@@ -417,16 +439,31 @@ def _serves_here(plan: Plan) -> npt.NDArray[np.uint8]:
     return here
 
 
-def _program(channel: Channel) -> list[int]:
-    """An expression in postfix: MATCH count classes..., ALL count, SOME count, NOT."""
-    if not isinstance(channel.admits.content, Holds):
-        return []
+def _expressed(plan: Plan) -> dict[str, npt.NDArray[Any]]:
+    """The tables of expressions: terms by class, channels by term, what each needs and its rest."""
+    read = expressions_of(plan)
+    tables = {
+        "term": [list(ones(read.made_true(k))) for k in range(len(plan.classes))],
+        "filed": [read.filed.get(term, []) for term in range(len(read.terms))],
+        "need": [
+            list(ones(read.forms[c].needs)) if c in read.forms else [] for c in range(len(plan.channels))
+        ],
+        "program": [_program(read.forms[c]) if c in read.forms else [] for c in range(len(plan.channels))],
+    }
+    found: dict[str, npt.NDArray[Any]] = {}
+    for name, rows in tables.items():
+        found[f"{name}_start"], found["filed_channel" if name == "filed" else name] = _rows(rows)
+    return found
+
+
+def _program(form: Form) -> list[int]:
+    """What an expression asks for besides the terms it needs: TERM number, ALL count, SOME count, NOT."""
     out: list[int] = []
 
     def put(expression: Expression) -> None:
         match expression:
-            case Match(classes):
-                out.extend((OP_MATCH, len(classes), *classes))
+            case Match((term,)):
+                out.extend((OP_TERM, term))
             case All(parts) | Some(parts):
                 for part in parts:
                     put(part)
@@ -435,7 +472,10 @@ def _program(channel: Channel) -> list[int]:
                 put(part)
                 out.append(OP_NOT)
 
-    put(channel.admits.content.expression)
+    bars = (Not(All(tuple(Match((term,)) for term in ones(bar)))) for bar in form.bars)
+    parts = (*bars, *form.rest)
+    if parts:
+        put(All(parts))
     return out
 
 

@@ -18,8 +18,10 @@ What happens to an event that enters at broker `o` (the publisher's broker):
 5. A broker hands an event to a subscription once, whichever channels bring it.
 
 A logical link (a tree's link, a leg, a final notification) from `u` to `v` is an overlay link, or the
-path that `Plan.paths` holds for (u, v), or the reverse of the one for (v, u). Brokers inside a path
-pass the event on by its label without matching; every crossing is charged.
+path that `Plan.paths` holds for (u, v), or the reverse of the one for (v, u). A leg goes the way that
+`Plan.legs` holds for it, if any: brokers that a link joins may need a faster way than that link, while
+trees still use it. Brokers inside a path pass the event on by its label without matching; every crossing
+is charged.
 """
 
 from collections.abc import Mapping
@@ -292,6 +294,7 @@ class Plan:
     regions       sets of cells (ascending), for `Serves.region`
     rule          what header trees, next hops and the choice of a stamped channel minimise
     settings      what the scheme was asked for, for people
+    legs          legs that go another way than the logical link of their ends: (u, v) -> from u to v
     """
 
     scheme: str
@@ -304,6 +307,7 @@ class Plan:
     regions: tuple[Ints, ...] = ()
     rule: Weight = "price"
     settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    legs: Mapping[tuple[int, int], Path] = field(default_factory=dict)
 
     def path(self, u: int, v: int) -> Path:
         """The brokers that a logical link from u to v crosses. `OverlayError` when it has none."""
@@ -314,6 +318,11 @@ class Plan:
         names = self.overlay.brokers
         self.overlay.link_between(names[u], names[v])
         return (u, v)
+
+    def leg(self, u: int, v: int) -> Path:
+        """The brokers that a leg from u to v crosses. `OverlayError` when it has none."""
+        own = self.legs.get((u, v))
+        return self.path(u, v) if own is None else own
 
     def origin_of(self, publisher: str) -> int:
         """The broker that a publishing client's events enter at; a broker's own name stands for itself."""

@@ -106,6 +106,7 @@ class _Plan(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     regions: list[list[int]] = []
     rule: str = "price"
     settings: dict[str, Any] = {}
+    legs: list[list[int]] = []
 
 
 def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
@@ -163,6 +164,7 @@ def encode_plan(plan: Plan) -> bytes:
         [region.tolist() for region in plan.regions],
         plan.rule,
         dict(plan.settings),
+        [list(path) for path in plan.legs.values()],
     )
     return msgspec.json.encode(document)
 
@@ -194,6 +196,7 @@ def decode_plan(content: bytes) -> Plan:
         tuple(_ints(region, f"region {k}") for k, region in enumerate(document.regions)),
         _rule(document.rule),
         document.settings,
+        {(path[0], path[-1]): tuple(path) for path in _long_enough(document.legs)},
     )
 
 

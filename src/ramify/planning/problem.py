@@ -8,6 +8,7 @@ Each is computed once.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,9 @@ from ramify.network.terminals import TerminalSets
 from ramify.network.trees import link_lengths
 from ramify.planning.classes import Classes
 from ramify.planning.demand import Demand
+
+if TYPE_CHECKING:
+    from ramify.planning.semcast.statistics import Overlap
 
 __all__ = ["Problem"]
 
@@ -40,6 +44,8 @@ class Problem:
     advertisements   per publishing broker the filters that its events stay within; a broker that is not
                      there may publish anything
     grid             the content space, where a scheme partitions by one
+    overlap          who overlaps whom among the profiles of the classes, where tables say it of more than
+                     the demand holds (`Overlap.of_tables`); SemCast builds hierarchies by it
     """
 
     overlay: Overlay
@@ -49,6 +55,7 @@ class Problem:
     publishers: npt.NDArray[np.int32]
     advertisements: Mapping[int, tuple[Filter, ...]] = field(default_factory=dict)
     grid: Grid | None = None
+    overlap: "Overlap | None" = None
 
     @classmethod
     def of(
@@ -61,6 +68,7 @@ class Problem:
         publishers: Iterable[str] | None = None,
         advertisements: Mapping[int, Sequence[Filter]] | None = None,
         grid: Grid | None = None,
+        overlap: "Overlap | None" = None,
     ) -> "Problem":
         """Validate and put together.
 
@@ -88,6 +96,7 @@ class Problem:
             entered.astype(np.int32),
             {broker: tuple(filters) for broker, filters in (advertisements or {}).items()},
             grid,
+            overlap,
         )
 
     @cached_property
@@ -122,9 +131,11 @@ class Problem:
     def pattern_weight(self) -> npt.NDArray[np.float64]:
         """float64[p]: what each pattern counts in planning: its payload bytes, and one per event.
 
-        The one stands for what every message costs whatever it carries, so that empty events count too.
+        Both decayed with age where the demand says so: every scheme then plans for what was published of
+        late, while prices stay those of all events.
         """
-        return self.demand.size.astype(np.float64) + self.demand.count
+        recent = self.demand.recent
+        return self.demand.weight if recent is None else recent[0] + recent[1]
 
     def can_match(self, publisher: int, k: int) -> bool:
         """Whether an event that enters at a broker may match class k, by what is advertised there."""

@@ -23,8 +23,8 @@ it.)
 import numpy as np
 import numpy.typing as npt
 
-from ramify.compiled import Flag, Int, compiled, inlined
-from ramify.planning.layout import OP_ALL, OP_MATCH, OP_SOME
+from ramify.compiled import Int, compiled, inlined
+from ramify.planning.layout import OP_ALL, OP_SOME, OP_TERM
 
 __all__ = [
     "ANY_OF",
@@ -63,20 +63,29 @@ def _has(start: Longs, values: Ints, row: Int, value: Int) -> bool:
 
 
 @compiled
-def _expression(program: Ints, at: Int, end: Int, of_class: Longs, stamp: Int, truth: Flags) -> bool:
-    """Run a postfix program on the classes that carry the stamp."""
+def _holds(
+    channel: Int,
+    need_start: Longs,
+    need: Ints,
+    program_start: Longs,
+    program: Ints,
+    of_term: Longs,
+    stamp: Int,
+    truth: Flags,
+) -> bool:
+    """Whether an expression is true when exactly the terms that carry the stamp are."""
+    for j in range(need_start[channel], need_start[channel + 1]):
+        if of_term[need[j]] != stamp:
+            return False
+    at, end = program_start[channel], program_start[channel + 1]
+    truth[0] = 1
     top: Int = 0
     while at < end:
         code = program[at]
-        if code == OP_MATCH:
-            count = program[at + 1]
-            hit = 0
-            for k in range(at + 2, at + 2 + count):
-                if of_class[program[k]] == stamp:
-                    hit = 1
-            truth[top] = hit
+        if code == OP_TERM:
+            truth[top] = of_term[program[at + 1]] == stamp
             top += 1
-            at += 2 + count
+            at += 2
         elif code == OP_ALL or code == OP_SOME:
             count = program[at + 1]
             value = 1 if code == OP_ALL else 0
@@ -97,9 +106,10 @@ def _expression(program: Ints, at: Int, end: Int, of_class: Longs, stamp: Int, t
 
 @compiled
 def gather_rides(
-    fill: Flag,
     first: Int,
     last: Int,
+    rides: Int,
+    entries: Int,
     publisher: Ints,
     cell: Ints,
     start: Longs,
@@ -118,11 +128,18 @@ def gather_rides(
     open_channel: Ints,
     content: Ints,
     cells_of: Ints,
+    term_start: Longs,
+    term: Ints,
+    filed_start: Longs,
+    filed_channel: Ints,
+    need_start: Longs,
+    need: Ints,
     program_start: Longs,
     program: Ints,
     target_row: Ints,
     targets: Ints,
-    of_class: Longs,
+    of_term: Longs,
+    true_term: Ints,
     touched: Longs,
     head: Ints,
     next_entry: Ints,
@@ -137,23 +154,27 @@ def gather_rides(
     ride_group: Longs,
     ride_start: Longs,
     ride_entry: Ints,
-) -> tuple[int, int]:
-    """The rides of patterns `first` to `last - 1`, pattern by pattern; returns how many, and their entries.
+) -> tuple[int, int, int]:
+    """Append the rides of patterns `first` to `last - 1`, pattern by pattern, to those that there are.
 
-    Without `fill` it only counts. An entry is on a ride when its class matches, its region holds, and
-    its host is not the publisher's broker, which serves itself. Rides of a pattern that enter at the
-    same broker share a group. Channels found by class come first, then those that are looked at for
-    every event.
+    Returns the first pattern that there was no room for (`last`: none), how many rides there are then, and
+    their entries. An entry is on a ride when its class matches, its region holds, and its host is not the
+    publisher's broker, which serves itself. Rides of a pattern that enter at the same broker share a group.
+    Channels found by class come first; then, ascending, those found by a term that their expression needs
+    and those that are looked at for every event; stamped ones last.
     """
-    rides, entries = 0, 0
     for i in range(first, last):
         origin = publisher[i]
         clock[0] += 1
         stamp = clock[0]
-        found = 0
+        found, linked, true = 0, 0, 0
         for j in range(start[i + 1] - 1, start[i] - 1, -1):
             k = classes[j]
-            of_class[k] = stamp
+            for x in range(term_start[k], term_start[k + 1]):
+                if of_term[term[x]] != stamp:
+                    of_term[term[x]] = stamp
+                    true_term[true] = term[x]
+                    true += 1
             for e in range(class_start[k + 1] - 1, class_start[k] - 1, -1):
                 channel = entry_channel[e]
                 if any_publisher[channel] == 0 and not _has(publisher_start, publishers, channel, origin):
@@ -169,6 +190,18 @@ def gather_rides(
                 if host[k] != origin:
                     next_entry[e] = head[channel]
                     head[channel] = e
+                    linked += 1
+        by_class = found
+        for j in range(true):
+            for x in range(filed_start[true_term[j]], filed_start[true_term[j] + 1]):
+                channel = filed_channel[x]
+                if any_publisher[channel] == 0 and not _has(publisher_start, publishers, channel, origin):
+                    continue
+                if _holds(channel, need_start, need, program_start, program, of_term, stamp, truth):
+                    listed[found] = channel
+                    found += 1
+        by_term = found
+        plain = found
         for j in range(open_start[origin], open_start[origin + 1]):
             channel = open_channel[j]
             how = content[channel]
@@ -178,13 +211,17 @@ def gather_rides(
                 or (how == CELLS and _has(set_start, set_cell, cells_of[channel], cell[i]))
                 or (
                     how == HOLDS
-                    and _expression(
-                        program, program_start[channel], program_start[channel + 1], of_class, stamp, truth
-                    )
+                    and _holds(channel, need_start, need, program_start, program, of_term, stamp, truth)
                 )
             ):
                 listed[found] = channel
                 found += 1
+                if how != STAMPED:
+                    plain = found
+        if by_term > by_class:
+            listed[by_class:plain].sort()
+        if rides + found > len(ride_pattern) or entries + linked > len(ride_entry):
+            return i, rides, entries
         for j in range(found):
             channel = listed[j]
             enters = origin
@@ -195,22 +232,19 @@ def gather_rides(
                 group_stamp[enters] = stamp
                 clock[0] += 1
                 group_of[enters] = clock[0]
-            if fill:
-                ride_pattern[rides] = i
-                ride_channel[rides] = channel
-                ride_enters[rides] = enters
-                ride_group[rides] = group_of[enters]
-                ride_start[rides] = entries
+            ride_pattern[rides] = i
+            ride_channel[rides] = channel
+            ride_enters[rides] = enters
+            ride_group[rides] = group_of[enters]
+            ride_start[rides] = entries
             rides += 1
             e = head[channel] if touched[channel] == stamp else -1
             while e >= 0:
-                if fill:
-                    ride_entry[entries] = e
+                ride_entry[entries] = e
                 entries += 1
                 e = next_entry[e]
-    if fill:
         ride_start[rides] = entries
-    return rides, entries
+    return last, rides, entries
 
 
 @compiled

@@ -4,9 +4,11 @@ Owns the split of a log into three windows (training to plan on, validation to c
 on), the scaling to a month, and the comparison with what is run today. It reads no files.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from math import nan
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +25,10 @@ from ramify.planning.constraints import Rules, broken
 from ramify.planning.demand import Demand
 from ramify.planning.kyra.grids import grid_for
 from ramify.planning.plan_files import read_plan
-from ramify.planning.pricing import MONTH_SECONDS, Price, price
+from ramify.planning.pricing import MONTH_SECONDS, Price, Volume, price
 from ramify.planning.problem import Problem
 from ramify.planning.scheme import Progress, silent
+from ramify.planning.sums import Spread
 from ramify.planning.windows import Windows
 from ramify.planning.yardstick import Yardstick
 
@@ -213,9 +216,8 @@ def compare(
     `seconds` is the budget of each scheme that takes one. Every plan that is priced has passed `check`.
     """
     check_request(specs, today)
-    keeps = _keeper(study)
     counted = weights or Weights()
-    now = _today(study, today, counted, seconds, seed, keeps)
+    now = _judged(study, _today(study, today, counted, seconds, seed))
     asked = {
         _with_budget(spec, seconds): spec
         for name in (["auto"] if specs is None else specs)
@@ -230,9 +232,8 @@ def compare(
         weights=counted,
         seed=seed,
         progress=progress,
-        keeps=keeps,
     )
-    rows = tuple(replace(row, name=asked[row.name]) for row in outcome.rows)
+    rows = tuple(_judged(study, _beside(now, replace(row, name=asked[row.name]))) for row in outcome.rows)
     best = min((row for row in (now, *rows) if row.allowed), key=lambda row: row.score, default=None)
     return Comparison(rows, now, best, counted)
 
@@ -244,16 +245,56 @@ def _check_scale(sample: float, hours: float | None) -> None:
         raise InputError(f"hours = {hours}. Allowed: a number above 0.")
 
 
-def _keeper(study: Study) -> Callable[[Price], list[str]]:
-    """The rules that a plan breaks on any event of the log. The plan itself is proved first."""
+def _judged(study: Study, row: Row) -> Row:
+    """The row with the rules that its plan breaks on any event of the log. The plan is proved first."""
+    if row.plan is None or row.train is None or row.validation is None or row.test is None:
+        return row
+    check(row.plan, study.problem)
+    parts = [row.train, row.validation, row.test]
+    everything = _together(study.whole, parts if study.held_back else parts[:1])
+    missed = [UNDELIVERED] if everything.undelivered else []
+    return replace(row, broken=(*missed, *(str(fault) for fault in broken(everything, study.rules))))
 
-    def keeps(priced: Price) -> list[str]:
-        check(priced.plan, study.problem)
-        everything = price(priced.plan, study.whole)
-        missed = [UNDELIVERED] if everything.undelivered else []
-        return missed + [str(fault) for fault in broken(everything, study.rules)]
 
-    return keeps
+def _together(whole: Demand, parts: Sequence[Price]) -> Price:
+    """The price of a log from those of its windows, without walking it again.
+
+    Every event is in one window, so sums add up to those of the log to the bit. How long events took is
+    left out.
+    """
+    assert sum(part.volume.events for part in parts) == whole.events, "windows are the parts of the log"
+
+    def each(name: str) -> list[Any]:
+        return [getattr(part, name) for part in parts]
+
+    unknown = Spread(nan, nan, nan)
+    return replace(
+        parts[0],
+        volume=Volume(whole.events, whole.seconds, whole.factor, whole.tag_filters),
+        **{name: sum(each(name)) for name in _ADDED},
+        **{name: np.bitwise_or.reduce(each(name)) for name in ("entered", "published", "wanted")},
+        class_ms=np.maximum.reduce(each("class_ms")),
+        hops=unknown,
+        ms=unknown,
+        given=None,
+    )
+
+
+_ADDED = (
+    "messages",
+    "payload",
+    "wire",
+    "leg_messages",
+    "leg_payload",
+    "matchings",
+    "broker_duplicates",
+    "link_duplicates",
+    "visits",
+    "waste",
+    "undelivered",
+    "deliveries",
+)
+"""The figures of a price that are sums over events."""
 
 
 def weights_for(study: Study, per_filter: float, per_million_matchings: float) -> Weights:
@@ -281,14 +322,7 @@ def _with_budget(spec: str, seconds: float | None) -> str:
     return f"{name}:{given}{',' if given else ''}seconds={seconds:g}"
 
 
-def _today(
-    study: Study,
-    today: str,
-    weights: Weights,
-    seconds: float | None,
-    seed: int,
-    keeps: Callable[[Price], list[str]],
-) -> Row:
+def _today(study: Study, today: str, weights: Weights, seconds: float | None, seed: int) -> Row:
     if _is_file(today):
         plan = check(adopt(read_plan(today), study.problem), study.problem)
         name = f"today ({plan.scheme}, {Path(today).name})"
@@ -298,7 +332,22 @@ def _today(
         price(plan, window, Yardstick(study.problem.overlay, study.problem.classes, window))
         for window in (study.problem.demand, study.validation, study.test)
     )
-    return Row(name, plan, train, judged, shown, score=weights.score(judged), broken=tuple(keeps(judged)))
+    return Row(name, plan, train, judged, shown, score=weights.score(judged))
+
+
+def _beside(now: Row, row: Row) -> Row:
+    """The row with the references of another on the same windows, so that they are computed once."""
+    if row.train is None or row.validation is None or row.test is None:
+        return row
+    assert now.train is not None
+    assert now.validation is not None
+    assert now.test is not None
+    return replace(
+        row,
+        train=replace(row.train, yardstick=now.train.yardstick),
+        validation=replace(row.validation, yardstick=now.validation.yardstick),
+        test=replace(row.test, yardstick=now.test.yardstick),
+    )
 
 
 def _is_file(today: str) -> bool:

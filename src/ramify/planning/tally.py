@@ -19,6 +19,7 @@ from ramify.content.space import Grid
 from ramify.errors import InputError
 from ramify.network.overlay import Overlay
 from ramify.planning.classes import Classes
+from ramify.planning.decay import checked_half_life, pane_for
 from ramify.planning.demand import MAX_TAGS, NO_CELL, Demand
 from ramify.planning.pattern_arrays import NO_PANE, PatternArrays, narrowest
 from ramify.planning.pattern_kernels import (
@@ -51,6 +52,8 @@ class Counting:
     by_client   whether publishing clients are told apart, or only their brokers
     split       windows and sampling
     pane_us     the width of a pane of time in microseconds; 0 when time is not told apart
+    half_life_s that events decay with (`decay`); None when all count alike. Panes are then as wide as that
+                needs, unless their width is given
     """
 
     classes: int
@@ -60,6 +63,13 @@ class Counting:
     by_client: bool = False
     split: Split = WHOLE
     pane_us: int = 0
+    half_life_s: float | None = None
+
+    def __post_init__(self) -> None:
+        half_life = checked_half_life(self.half_life_s)
+        object.__setattr__(self, "half_life_s", half_life)
+        if half_life is not None and not self.pane_us:
+            object.__setattr__(self, "pane_us", pane_for(half_life))
 
     @classmethod
     def of(
@@ -106,15 +116,21 @@ class PatternTally:
         """How many class ids the patterns hold together."""
         return int(self._start[self._patterns])
 
-    def add(self, batch: pa.RecordBatch, matches: Matches) -> None:
-        """Count a batch. `matches` has ids of classes, then of tags."""
+    def add(
+        self, batch: pa.RecordBatch, matches: Matches, arrived: npt.NDArray[np.int64] | None = None
+    ) -> None:
+        """Count a batch. `matches` has ids of classes, then of tags.
+
+        `arrived` are the times that panes go by (microseconds) where they are not the events' own.
+        """
         kept = self.counting.split.kept(batch.column("id"))
         if kept is not None:
             self.thinned += int((~kept).sum())
             batch, matches = _only(batch, matches, kept)
+            arrived = None if arrived is None else arrived[kept]
         if not batch.num_rows:
             return
-        rows = self._rows(batch)
+        rows = self._rows(batch, arrived)
         self.events += int(np.count_nonzero(rows[:, PUBLISHER] >= 0))
         self._reserve(batch.num_rows, len(matches.ids))
         self._patterns = tally_rows(
@@ -167,7 +183,7 @@ class PatternTally:
             return np.arange(self._patterns, dtype=np.int64)
         return np.argsort(rough).astype(np.int64, copy=False)
 
-    def _rows(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    def _rows(self, batch: pa.RecordBatch, arrived: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
         """The columns that tell events apart; tags are filled in later."""
         counting = self.counting
         rows = np.empty((batch.num_rows, COLUMNS), dtype=np.int64)
@@ -175,7 +191,7 @@ class PatternTally:
         times = _microseconds(batch)
         brokers, clients = self._places(batch.column("publisher"), windows)
         rows[:, 0] = windows
-        rows[:, 1] = _panes(times, counting.pane_us, batch.num_rows)
+        rows[:, 1] = _panes(times if arrived is None else arrived, counting.pane_us, batch.num_rows)
         rows[:, 2] = brokers
         rows[:, 3] = clients if counting.by_client else -1
         rows[:, 4] = NO_CELL if counting.grid is None else counting.grid.locate(batch)
@@ -247,11 +263,13 @@ class Tally:
         tags: Sequence[Filter] = (),
         by_client: bool = False,
         split: Split = WHOLE,
+        half_life_s: float | None = None,
     ) -> None:
         check_tags(tags)
         self._matcher = Matcher([*classes.filters, *tags])
         self._tag_filters = len(tags)
-        counting = Counting.of(classes, overlay, attachments, grid=grid, by_client=by_client, split=split)
+        how = {"grid": grid, "by_client": by_client, "split": split, "half_life_s": half_life_s}
+        counting = Counting.of(classes, overlay, attachments, **how)
         self._counted = PatternTally(counting)
         self._drained: list[pa.RecordBatch] = []
 
@@ -264,9 +282,15 @@ class Tally:
         if len(self._counted):
             self._drained.append(self._counted.drain())
         rows = pa.Table.from_batches(self._drained, schema=PATTERNS)
-        counted = self._counted
+        counted, counting = self._counted, self._counted.counting
         return Windows.of_rows(
-            rows, counted.counting.split, counted.spans, counted.unknown, self._tag_filters
+            rows,
+            counting.split,
+            counted.spans,
+            counted.unknown,
+            self._tag_filters,
+            half_life_s=counting.half_life_s,
+            pane_us=counting.pane_us,
         )
 
 
@@ -279,9 +303,12 @@ def tally(
     grid: Grid | None = None,
     tags: Sequence[Filter] = (),
     by_client: bool = False,
+    half_life_s: float | None = None,
 ) -> Demand:
     """The demand of a stream of batches, as one."""
-    counted = Tally(classes, overlay, attachments, grid=grid, tags=tags, by_client=by_client)
+    counted = Tally(
+        classes, overlay, attachments, grid=grid, tags=tags, by_client=by_client, half_life_s=half_life_s
+    )
     for batch in batches:
         counted.add(batch)
     return counted.windows().whole

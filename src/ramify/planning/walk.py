@@ -6,7 +6,7 @@ stays bounded however large the demand.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ __all__ = ["Crossings", "Rides", "Walker"]
 MOST_CROSSINGS = 4_000_000
 """Crossings that a chunk has room for; a single pattern that needs more gets it."""
 _FIRST_PATTERNS, _MOST_PATTERNS = 1_024, 65_536
+_FIRST_RIDES = 1_024
 
 _rides: Any = ride_kernels  # mypy cannot count the arguments of calls with starred tuples
 _crossings: Any = crossing_kernels
@@ -47,6 +48,57 @@ class Rides:
     entry: Ints
     chosen: npt.NDArray[np.uint8]
 
+    def part(self, first: int, last: int, begin: int, end: int) -> "Rides":
+        """Rides `begin` to `end - 1` alone, which must be all those of patterns `first` to `last - 1`."""
+        if (begin, end) == (0, self.count):
+            return replace(self, first=first, last=last)
+        rides, low, high = slice(begin, end), self.start[begin], self.start[end]
+        return Rides(
+            first,
+            last,
+            end - begin,
+            self.pattern[rides],
+            self.channel[rides],
+            self.enters[rides],
+            self.group[rides],
+            self.start[begin : end + 1] - low,
+            self.entry[low:high],
+            self.chosen[rides],
+        )
+
+
+class _Gathered:
+    """Room that rides are gathered in."""
+
+    def __init__(self, rides: int, entries: int) -> None:
+        pattern, channel, enters = _ints(rides), _ints(rides), _ints(rides)
+        places = _longs(rides), _longs(rides + 1)
+        self.arrays: tuple[npt.NDArray[Any], ...] = (pattern, channel, enters, *places, _ints(entries))
+
+    def doubled(self, rides: int, entries: int) -> "_Gathered":
+        """Twice the room, with the rides and entries that are used."""
+        grown = _Gathered(2 * len(self.arrays[0]), 2 * len(self.arrays[-1]))
+        used = rides, rides, rides, rides, rides + 1, entries
+        for new, old, count in zip(grown.arrays, self.arrays, used, strict=True):
+            new[:count] = old[:count]
+        return grown
+
+    def rides(self, first: int, last: int, rides: int, entries: int) -> Rides:
+        """A copy of what is used, all chosen."""
+        pattern, channel, enters, group, start, entry = self.arrays
+        return Rides(
+            first,
+            last,
+            rides,
+            pattern[:rides].copy(),
+            channel[:rides].copy(),
+            enters[:rides].copy(),
+            group[:rides].copy(),
+            start[: rides + 1].copy(),
+            entry[:entries].copy(),
+            np.ones(rides, dtype=np.uint8),
+        )
+
 
 @dataclass(slots=True)
 class Crossings:
@@ -68,10 +120,12 @@ class Walker:
         self._layout = layout
         self._brokers = len(layout.plan.overlay)
         t = self._tables = layout.tables
-        classes, channels = len(t.host), len(t.pruning)
+        channels = len(t.pruning)
         n = self._brokers
         self._clock = np.zeros(1, dtype=np.int64)
-        self._of_class, self._touched = _longs(classes), _longs(channels)
+        terms = len(t.filed_start) - 1
+        self._of_term, self._true_term = _longs(terms), _ints(terms)
+        self._touched = _longs(channels)
         self._head, self._next_entry = _ints(channels), _ints(len(t.entry_at))
         self._listed, self._truth = _ints(channels), np.zeros(len(t.program) + 1, dtype=np.uint8)
         self._group_stamp, self._group_of = _longs(n), _longs(n)
@@ -81,43 +135,42 @@ class Walker:
         self._ms, self._hops = np.zeros(n), _ints(n)
         self._noted = _longs(len(t.hop_ms))
         self._destinations, self._spare = _ints(n + 1), _ints(n + 1)
+        self._gathered = _Gathered(_FIRST_RIDES, _FIRST_RIDES)
 
     def chunks(self, demand: Demand) -> Iterator[Rides]:
         """The rides of a demand, so many patterns at a time that what they cross stays in bounds.
 
         How many that are is learnt on the way: the worst case would be far off where few of many channels
-        admit an event.
+        admit an event. Patterns whose rides turn out to be too many are handed out in parts.
         """
         first, step = 0, _FIRST_PATTERNS
         while first < len(demand):
             last = min(len(demand), first + step)
             rides = self.rides(demand, first, last)
+            yield from self._parts(rides)
             share = self._room(rides) / MOST_CROSSINGS
-            if share > 1 and last - first > 1:
+            if share > 1:
                 step = max(1, int((last - first) / (2 * share)))
-                continue
-            yield rides
+            elif share < 0.25:
+                step = min(2 * step, _MOST_PATTERNS)
             first = last
-            step = min(2 * step, _MOST_PATTERNS) if share < 0.25 else step
 
     def rides(self, demand: Demand, first: int, last: int) -> Rides:
         """Which channels carry which patterns, stamped ones chosen."""
-        counted, entries = self._gather(demand, first, last, None)
-        made = Rides(
-            first,
-            last,
-            counted,
-            _ints(counted),
-            _ints(counted),
-            _ints(counted),
-            _longs(counted),
-            _longs(counted + 1),
-            _ints(entries),
-            np.ones(counted, dtype=np.uint8),
-        )
-        self._gather(demand, first, last, made)
+        made = self._gather(demand, first, last)
         self._choose(demand, made)
         return made
+
+    def _parts(self, rides: Rides) -> Iterator[Rides]:
+        """The same rides, as many patterns at a time as there is room for, at least one."""
+        ends = np.searchsorted(rides.pattern, np.arange(rides.first, rides.last + 1))
+        needs = np.concatenate(([0], np.cumsum(self._rooms(rides))))[ends]
+        at = 0
+        while at < rides.last - rides.first:
+            fits = int(np.searchsorted(needs, needs[at] + MOST_CROSSINGS - 1, side="right")) - 1
+            until = max(at + 1, fits)
+            yield rides.part(rides.first + at, rides.first + until, int(ends[at]), int(ends[until]))
+            at = until
 
     def cross(self, demand: Demand, rides: Rides) -> Crossings:
         """What the chosen rides cross."""
@@ -144,58 +197,69 @@ class Walker:
 
     def _room(self, rides: Rides) -> int:
         """Crossings that these rides may need at most."""
-        taken = np.flatnonzero(rides.chosen)
-        how = self._tables.pruning[rides.channel[taken]]
-        entries = np.diff(rides.start)[taken]
+        return int(self._rooms(rides).sum()) + 1
+
+    def _rooms(self, rides: Rides) -> Longs:
+        """The same ride by ride; those that are not taken need none."""
+        how = self._tables.pruning[rides.channel]
+        entries = np.diff(rides.start)
         separate = (how == ride_kernels.COPIES) | (how == ride_kernels.DESTINATIONS)
         links = self._brokers * np.where(separate, entries, 1)
-        return int((links + entries).sum()) + 1
+        return np.where(rides.chosen != 0, links + entries, 0)
 
-    def _gather(self, demand: Demand, first: int, last: int, into: Rides | None) -> tuple[int, int]:
-        t = self._tables
-        nothing, none = _ints(1), _longs(1)
-        return ride_kernels.gather_rides(
-            into is not None,
-            first,
-            last,
-            read_only(demand.publisher),
-            read_only(demand.cell),
-            read_only(demand.start),
-            read_only(demand.classes),
-            t.class_start,
-            t.entry_class,
-            t.entry_channel,
-            t.entry_region,
-            t.host,
-            t.set_start,
-            t.set_cell,
-            t.any_publisher,
-            t.publisher_start,
-            t.publishers,
-            t.open_start,
-            t.open_channel,
-            t.content,
-            t.cells_of,
-            t.program_start,
-            t.program,
-            t.target_row,
-            t.targets,
-            self._of_class,
-            self._touched,
-            self._head,
-            self._next_entry,
-            self._listed,
-            self._truth,
-            self._group_stamp,
-            self._group_of,
-            self._clock,
-            nothing if into is None else into.pattern,
-            nothing if into is None else into.channel,
-            nothing if into is None else into.enters,
-            none if into is None else into.group,
-            none if into is None else into.start,
-            nothing if into is None else into.entry,
-        )
+    def _gather(self, demand: Demand, first: int, last: int) -> Rides:
+        """One pass; where there is no room for a pattern, it goes on from there with more."""
+        t, at, rides, entries = self._tables, first, 0, 0
+        while True:
+            into = self._gathered
+            at, rides, entries = _rides.gather_rides(
+                at,
+                last,
+                rides,
+                entries,
+                read_only(demand.publisher),
+                read_only(demand.cell),
+                read_only(demand.start),
+                read_only(demand.classes),
+                t.class_start,
+                t.entry_class,
+                t.entry_channel,
+                t.entry_region,
+                t.host,
+                t.set_start,
+                t.set_cell,
+                t.any_publisher,
+                t.publisher_start,
+                t.publishers,
+                t.open_start,
+                t.open_channel,
+                t.content,
+                t.cells_of,
+                t.term_start,
+                t.term,
+                t.filed_start,
+                t.filed_channel,
+                t.need_start,
+                t.need,
+                t.program_start,
+                t.program,
+                t.target_row,
+                t.targets,
+                self._of_term,
+                self._true_term,
+                self._touched,
+                self._head,
+                self._next_entry,
+                self._listed,
+                self._truth,
+                self._group_stamp,
+                self._group_of,
+                self._clock,
+                *into.arrays,
+            )
+            if at == last:
+                return into.rides(first, last, rides, entries)
+            self._gathered = into.doubled(rides, entries)
 
     def _choose(self, demand: Demand, rides: Rides) -> None:
         t = self._tables

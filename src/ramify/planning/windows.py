@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from ramify.planning.decay import Decay
 from ramify.planning.demand import Demand
 from ramify.planning.pattern_arrays import PatternArrays
 from ramify.planning.splits import Split
@@ -57,11 +58,19 @@ class Windows:
         spans: Mapping[int, Span],
         unknown: Mapping[tuple[int, str | None], int],
         tag_filters: int = 0,
+        *,
+        half_life_s: float | None = None,
+        pane_us: int = 0,
     ) -> "Windows":
-        """From pattern rows (`PATTERNS`) or arrays, what was counted per window, who was unknown."""
+        """From pattern rows (`PATTERNS`) or arrays, what was counted per window, who was unknown.
+
+        With a half-life, demands have what events of panes `pane_us` wide have decayed to, all by the end
+        of the last pane of any window. `InputError` when no event has a time.
+        """
         windows = range(len(split.shares))
 
         arrays = PatternArrays.of_table(rows) if isinstance(rows, pa.Table) else rows
+        decay = Decay.of(half_life_s, pane_us, arrays.pane)
 
         def demand(part: PatternArrays, of: set[int]) -> Demand:
             span = Span()
@@ -73,6 +82,7 @@ class Windows:
                 factor=1 / split.keep,
                 tag_filters=tag_filters,
                 unknown=_named(unknown, of),
+                decay=decay,
             )
 
         whole = demand(arrays, set(windows))

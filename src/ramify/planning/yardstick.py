@@ -1,28 +1,28 @@
 """What a demand would cost at best: the references that every plan's price is held against.
 
 Owns the lower bound (no plan that pays per link crossed can beat it), the per-event Steiner reference
-`opt`, and the merged unicast routes. All are computed on the graph where money accrues: the underlay
-when it is modelled, else the overlay. Each is computed on first use and kept.
+`opt`, and ideal multicast, the merged unicast routes. All are computed on the graph where money accrues:
+the underlay when it is modelled, else the overlay. Each is computed on first use and kept.
 
 They need no more of a demand than its distinct destination sets with their bytes and events. These come
 from a demand (`Yardstick`), or as they are (`SetYardstick`), as of a log whose patterns are too many for
 one memory. Either way the sets are taken in one order, so the same sets give the same figures to the bit.
 
-`opt` and the merged unicast routes are reference prices, not plans: a heuristic tree per distinct
-destination set, and shortest paths merged per event.
+`opt` and ideal multicast are reference prices, not plans: a heuristic tree per distinct destination set,
+and shortest paths merged per event (`kyra.multicast`).
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from ramify.compiled import compiled
-from ramify.network.distances import all_pairs
 from ramify.network.kernels import adjacency
 from ramify.network.overlay import Overlay
 from ramify.network.steiner import Roots, Steiner, dual_ascent, lower_bounds
@@ -30,6 +30,7 @@ from ramify.network.terminals import TerminalSets
 from ramify.network.underlay import Underlay
 from ramify.planning.classes import Classes
 from ramify.planning.demand import Demand
+from ramify.planning.kyra.multicast import Multicast, multicast
 
 __all__ = ["Bound", "DestinationSets", "References", "SetYardstick", "Yardstick", "steiner_costs"]
 
@@ -40,7 +41,8 @@ SAMPLED_SETS = 20_000
 MANY_TERMINALS = 48
 """Brokers of a set, on average, up to which trees are grown from every start."""
 
-_SOURCES_AT_ONCE = 256
+MOST_ROUTERS = 8_000
+"""Routers and brokers up to which `opt` is found on the underlay: 640 MB of distances."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,10 @@ class References(ABC):
 
     @cached_property
     def opt(self) -> float:
-        """The price of a tree of its own for every event (see `steiner_costs`), headers not counted."""
+        """The price of a tree of its own for every event (see `steiner_costs`), headers not counted.
+
+        Over routers where an underlay of up to `MOST_ROUTERS` nodes is modelled, else over the overlay.
+        """
         return float(self._tree_costs @ self.sets.weight) / GB
 
     @cached_property
@@ -145,11 +150,15 @@ class References(ABC):
         return self._sampled_bound()
 
     @cached_property
+    def ideal(self) -> Multicast:
+        """Ideal multicast of the events."""
+        given = self.destinations
+        return multicast(self.overlay, given.start, given.node, given.size, given.count)
+
+    @property
     def merged_unicast_ms(self) -> float:
         """Latency summed over the links of each event's merged shortest routes, over all events."""
-        given, below = self.destinations, self.overlay.underlay
-        sets = TerminalSets(given.start, given.node, given.count.astype(np.float64))
-        return _merged_over_underlay(below, sets) if below is not None else _merged(self.overlay, sets)
+        return self.ideal.ms
 
     def _bounds(self, sets: TerminalSets) -> npt.NDArray[np.float64]:
         below = self.overlay.underlay
@@ -184,7 +193,10 @@ class References(ABC):
 
     @cached_property
     def _tree_costs(self) -> npt.NDArray[np.float64]:
-        return steiner_costs(self.overlay, self.sets)
+        below = self.overlay.underlay
+        if below is None or below.routers + len(below.attachment) > MOST_ROUTERS:
+            return steiner_costs(self.overlay, self.sets)
+        return _costs_below(below, self.sets)
 
 
 @dataclass(frozen=True)
@@ -242,6 +254,34 @@ def steiner_costs(overlay: Overlay, sets: TerminalSets) -> npt.NDArray[np.float6
     return np.minimum(steiner.costs(sets, roots), steiner.costs(sets, "insert"))
 
 
+_searched: "WeakKeyDictionary[Underlay, Steiner]" = WeakKeyDictionary()
+"""The search from every router takes seconds: once an underlay, for all windows of a log."""
+
+
+def _costs_below(below: Underlay, sets: TerminalSets) -> npt.NDArray[np.float64]:
+    """`steiner_costs` over routers. Where prices are the same both ways local search gains nothing."""
+    if below not in _searched:
+        _searched[below] = _search_below(below)
+    steiner = _searched[below]
+    few = len(sets.node) <= MANY_TERMINALS * len(sets)
+    found = steiner.costs(sets, "blocks" if few else "first")
+    return found if steiner.weight != "price" else np.minimum(found, steiner.costs(sets, "insert"))
+
+
+def _search_below(below: Underlay) -> Steiner:
+    """Trees over brokers, which keep their numbers, and after them the routers that they reach."""
+    brokers = len(below.attachment)
+    names = [*(f"broker {i}" for i in range(brokers)), *(f"router {i}" for i in range(below.routers))]
+    access = np.column_stack((np.arange(brokers), brokers + below.attachment))
+    prices = np.concatenate((below.access_price, below.price))
+    ends = np.concatenate((access, brokers + below.ends))
+    graph = Overlay.from_arrays("underlay", names, ends, price=prices)
+    joined = next(part for part in graph.components() if 0 in part)
+    reached = graph if len(joined) == len(graph) else graph.keep(names[i] for i in joined)
+    same = np.array_equal(prices[:, 0], prices[:, 1])
+    return Steiner.of(reached, "mean_price" if same else "price")
+
+
 def _money_graph(
     below: Underlay,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
@@ -251,52 +291,6 @@ def _money_graph(
     ends = np.concatenate((below.ends, access)).astype(np.int32)
     rows = adjacency(below.routers + brokers, ends)
     return rows.start, rows.neighbor, below.link_price[rows.link, rows.direction]
-
-
-def _merged(overlay: Overlay, sets: TerminalSets) -> float:
-    """Sets are sorted by root."""
-    root = sets.node[sets.start[:-1]]
-    roots = np.unique(root)
-    total = 0.0
-    stamp = np.zeros(len(overlay), dtype=np.int64)
-    for first in range(0, len(roots), _SOURCES_AT_ONCE):
-        sources = roots[first : first + _SOURCES_AT_ONCE]
-        found = all_pairs(overlay, "latency", sources=sources.tolist())
-        inside = np.flatnonzero((root >= sources[0]) & (root <= sources[-1]))
-        part = sets.take(inside)
-        row = np.searchsorted(sources, root[inside]).astype(np.int64)
-        total += union_of_paths(
-            found.distance,
-            found.predecessor.astype(np.int32),
-            row,
-            part.start,
-            part.node,
-            part.weight,
-            stamp,
-        )
-        stamp[:] = 0
-    return total
-
-
-def _merged_over_underlay(below: Underlay, sets: TerminalSets) -> float:
-    """The same over routers; the access links of both ends are crossed once each."""
-    root = sets.node[sets.start[:-1]]
-    total = 0.0
-    stamp = np.zeros(below.routers, dtype=np.int64)
-    for source in np.unique(root).tolist():
-        part = sets.take(np.flatnonzero(root == source))
-        distance, predecessor = below.routes_from(int(below.attachment[source]))
-        row = np.zeros(len(part), dtype=np.int64)
-        moved = below.attachment[part.node].astype(np.int32)
-        total += union_of_paths(distance, predecessor, row, part.start, moved, part.weight, stamp)
-        stamp[:] = 0
-        leaving = np.diff(part.start) > 1
-        total += float(below.access_latency_ms[source] * part.weight[leaving].sum())
-        length = np.diff(part.start)
-        others = np.ones(len(part.node), dtype=bool)
-        others[part.start[:-1]] = False
-        total += float((below.access_latency_ms[part.node] * np.repeat(part.weight, length))[others].sum())
-    return total
 
 
 @compiled

@@ -10,8 +10,9 @@ which every server keeps for its own clients, are not counted.
 its cells enter, which the paper's servers, joining whole trees, do not tell apart.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +50,20 @@ class Measures:
     link_stress: Floats
     nru: float
 
+    def figures(self) -> Mapping[str, float | int | None]:
+        """All of it as plain numbers; NRU is None where ideal multicast sends nothing and the plan does."""
+        return {
+            "storage_mean": _mean(self.storage),
+            "storage_max": int(self.storage.max(initial=0)),
+            "storage_share": self.storage_share,
+            "processing": self.processing,
+            "node_stress_mean": _mean(self.node_stress),
+            "node_stress_max": float(self.node_stress.max(initial=0.0)),
+            "link_stress_mean": _mean(self.link_stress),
+            "link_stress_max": float(self.link_stress.max(initial=0.0)),
+            "nru": self.nru if np.isfinite(self.nru) else None,
+        }
+
 
 def measures(priced: Price) -> Measures:
     """The measures of a priced plan."""
@@ -62,6 +77,10 @@ def measures(priced: Price) -> Measures:
         priced.link_stress,
         priced.resource_usage,
     )
+
+
+def _mean(values: npt.NDArray[Any]) -> float:
+    return float(values.mean()) if len(values) else 0.0
 
 
 def _processing(priced: Price) -> float | None:

@@ -23,13 +23,12 @@ from ramify.planning.kyra.loads import counted_grid, touched_cells
 from ramify.planning.pattern_arrays import PatternArrays
 from ramify.planning.placement.model import Placement, PlacementProblem
 from ramify.planning.problem import Problem
+from ramify.planning.yardstick import GB
 
-__all__ = ["access_money", "placed", "placement_problem"]
+__all__ = ["access_money", "homes", "placed", "placement_problem"]
 
 Floats = npt.NDArray[np.float64]
 Longs = npt.NDArray[np.int64]
-
-GB = 1e9
 
 
 def placement_problem(
@@ -51,10 +50,11 @@ def placement_problem(
     demand = problem.demand
     if (demand.client < 0).any():
         raise InputError("placement needs to know who published: tally the events by client.")
-    home = _homes(problem)
+    home = homes(problem)
     users = tuple(home)
     number = {user: u for u, user in enumerate(users)}
-    weight = problem.pattern_weight * demand.factor
+    # exact, whatever has decayed: capacities and money are of all events
+    weight = demand.weight * demand.factor
     sender = np.array([number[name] for name in demand.clients], dtype=np.int64)[demand.client]
     rate = np.zeros((len(users), grid.size))
     np.add.at(rate, (sender, demand.cell), weight)
@@ -115,7 +115,7 @@ def placed(problem: Problem, where: Mapping[str, str]) -> Problem:
     )
 
 
-def _homes(problem: Problem) -> dict[str, int]:
+def homes(problem: Problem) -> dict[str, int]:
     """Client -> its broker now: by attachment, else of its first subscription, or where it publishes."""
     index = problem.overlay.index
     home: dict[str, int] = {}
@@ -228,4 +228,5 @@ def _moved_demand(
         factor=demand.factor,
         tag_filters=demand.tag_filters,
         unknown=demand.unknown,
+        recent=demand.recent,
     )

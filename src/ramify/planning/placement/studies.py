@@ -14,47 +14,61 @@ from pathlib import Path
 import numpy as np
 
 from ramify.errors import InputError
-from ramify.planning.placement.composition import access_money, placed, placement_problem
+from ramify.planning.placement.composition import access_money, homes, placed, placement_problem
 from ramify.planning.placement.core import assess
 from ramify.planning.placement.heuristics import HEURISTICS
 from ramify.planning.placement.local_search import local_search
 from ramify.planning.placement.model import Placement, PlacementProblem
+from ramify.planning.placement.rounds import Round, Rounds, in_rounds
 from ramify.planning.study import Study
 
 __all__ = ["ALGORITHMS", "PlacedStudy", "place", "place_study", "read_access"]
 
-ALGORITHMS = (*HEURISTICS, "local-search")
+ALGORITHMS = (*HEURISTICS, "local-search", "rounds")
+"""The paper's, ours, and what brokers reach by themselves from where the clients are now."""
 
 Access = Mapping[tuple[str, str], float]
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedStudy:
-    """A study after placement, and what access links cost on its training window, in money."""
+    """A study after placement, and what access links cost on its training window, in money.
+
+    `rounds` says how brokers got there, where they did it by themselves; costs are the placement's.
+    """
 
     study: Study
     placement: Placement
     moved: int
     access: float
     access_before: float
+    rounds: tuple[Round, ...] = ()
 
 
-def place(problem: PlacementProblem, algorithm: str, seed: int) -> Placement:
-    """A placement by one of `ALGORITHMS`. `InputError` for another name, `PlacementError` without room."""
+def place(problem: PlacementProblem, algorithm: str, seed: int, start: Placement | None = None) -> Rounds:
+    """A placement by one of `ALGORITHMS`; only that by rounds begins with `start`, and has any.
+
+    Without a start it is one by greedy packing. `InputError` for another name, `PlacementError` without
+    room.
+    """
     if algorithm not in ALGORITHMS:
         raise InputError(f"no placement algorithm {algorithm!r}. Use one of: {', '.join(ALGORITHMS)}.")
     rng = np.random.default_rng(seed)
+    if algorithm == "rounds":
+        return in_rounds(problem, start or HEURISTICS["greedy"](problem, rng, "steiner"))
     if algorithm == "local-search":
-        return local_search(problem, rng)
-    return HEURISTICS[algorithm](problem, rng, "steiner")
+        return Rounds(local_search(problem, rng), ())
+    return Rounds(HEURISTICS[algorithm](problem, rng, "steiner"), ())
 
 
 def place_study(study: Study, algorithm: str, seed: int, *, access: Access | None = None) -> PlacedStudy:
     """Place the clients of a study by its training window; its demands must be by client and by cell."""
     problem = placement_problem(study.problem, access=access)
-    found = place(problem, algorithm, seed)
-    where = found.names(problem)
-    before = {user: study.problem.attachments.get(user, at) for user, at in where.items()}
+    stayed = list(homes(study.problem).values())
+    allowed = all(problem.allowed[u, b] for u, b in enumerate(stayed))
+    stay = assess(problem, stayed) if allowed else None
+    made = place(problem, algorithm, seed, stay)
+    found, where = made.placement, made.placement.names(problem)
     demands = (
         placed(replace(study.problem, demand=window), where).demand
         for window in (study.validation, study.test, study.whole)
@@ -63,15 +77,13 @@ def place_study(study: Study, algorithm: str, seed: int, *, access: Access | Non
     moved = replace(
         study, problem=placed(study.problem, where), validation=validation, test=test, whole=whole
     )
-    index = study.problem.overlay.index
-    stayed = [index[before[user]] for user in problem.users]
-    allowed = all(problem.allowed[u, b] for u, b in enumerate(stayed))
     return PlacedStudy(
         moved,
         found,
-        sum(where[user] != before[user] for user in where),
+        int((found.broker != np.array(stayed)).sum()),
         access_money(problem, found),
-        access_money(problem, assess(problem, stayed)) if allowed else float("nan"),
+        access_money(problem, stay) if stay is not None else float("nan"),
+        made.rounds,
     )
 
 

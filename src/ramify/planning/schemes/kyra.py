@@ -17,7 +17,8 @@ Departures Cells are the unit of zones: see `planning.kyra.grids` for how they a
            there is one zone, everything, per clique, and one tree: `zones` is 1 in the settings. Cliques
            end when no pair may merge (the printed loop does not end); without `max_distance` the nearest
            5 % of all pairs count as near. Alpha is fitted on the overlay. Cliques above `ring_limit`
-           brokers route inside by the fingers of a ring, which the paper leaves open.
+           brokers route inside by the fingers of a ring, which the paper leaves open; see
+           `KyraParams` for when that pays.
            `groups_plan` (the scheme `kyra-mbr`, the paper's section VII) moves subscriptions and floods
            multicast groups of cells instead of filtering; events enter a group at its nearest broker.
 
@@ -36,6 +37,7 @@ import numpy.typing as npt
 from ramify.errors import InputError
 from ramify.network.trees import minimum_spanning_tree
 from ramify.planning.kyra.cliques import cliques_of, default_distance
+from ramify.planning.kyra.grids import MOST_CELLS
 from ramify.planning.kyra.groups import forgy
 from ramify.planning.kyra.loads import (
     PAPER_ALPHA,
@@ -83,13 +85,20 @@ class KyraParams:
     balance        M of the balanced spanning trees, see `kyra.trees`; 1 is Kruskal's
     alpha          of the load of zones: `fit`, or a number (0.6101 in the paper)
     attributes     to cut zones by, apart by +; empty: all that events are counted by
-    ring_limit     brokers above which a clique routes inside over a ring
+    ring_limit     brokers above which a clique routes inside over a ring, below which all know all
     straddle       what a subscription on both sides of a cut counts against imbalance, with several axes
     weight         what brokers are near by: latency, mean_price or hops
+
+    Defaults of sizes. A zone is one cell or more and a grid that is chosen has at most `MOST_CELLS`, so
+    brokers beyond as many would get no zone: that is `max_servers`. A ring takes about log2(k) / 2 steps
+    for what is one between brokers that all know each other, and saves each of them k - 1 - log2(k) others
+    to know. The paper runs cliques of up to 29 brokers without one in its best configurations; up to 32 an
+    event should not pay several steps to spare a broker at most 26 addresses. Above, it knows 6 for 32 or
+    more.
     """
 
     max_distance: float | None = None
-    max_servers: int = 32
+    max_servers: int = MOST_CELLS
     trees: int | None = None
     balance: int = 1
     alpha: str = FIT

@@ -16,9 +16,10 @@ Departures Errata are listed in those modules. `rendezvous="best"` (ours) takes,
            publishers and destinations, the one with the least total of legs and tree, for channels that are
            made with random points and with such; the better are kept. `trees="steiner"` is the paper's
            SemCast-O; `trees="delay"` bounds latency: a subscription's bound is end to end, so the worst leg
-           from a broker that may publish is taken off it, and gateways out of reach in time get the fastest
-           path and are named among the settings. `pruned` filters at every hop of the same trees. A
-           leg is the direct link where there is one, else a cheapest path, or the fastest one where trees
+           from another broker that may publish is taken off it. Gateways out of reach in time get the
+           fastest path and are named among the settings; with `late="refuse"` there is no plan then
+           (`semcast.lateness` says why). `pruned` filters at every hop of the same trees. A leg is the
+           direct link where there is one, else a cheapest path; the fastest way, link or not, where trees
            bound latency. `paper_cost` among the settings is the paper's own measure on the training window:
            events times tree links, legs left out.
 
@@ -27,7 +28,7 @@ Dissemination".
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
@@ -56,20 +57,20 @@ from ramify.planning.semcast.hierarchies import (
     build_hierarchies,
     covering_profiles,
 )
+from ramify.planning.semcast.lateness import SHOWN, TooLateError, late_subscriptions, refuses
 from ramify.planning.semcast.legs import Legs, directed, legs_to
 from ramify.planning.semcast.merging import Draft, Noise, merge_channels
-from ramify.planning.semcast.statistics import Profiles, Statistics
+from ramify.planning.semcast.statistics import Overlap, Profiles, Statistics
 from ramify.planning.semcast.trees import GrowingTree, Ways, latencies
 
 __all__ = ["SemcastParams", "plan"]
 
 Rendezvous = Literal["random", "best"]
 Trees = Literal["low-cost", "steiner", "delay"]
+Lateness = Literal["root-path", "refuse"]
 
 CANDIDATES = 24
 """Brokers that are compared as rendezvous point of a channel, those first that look nearest."""
-SHOWN = 8
-"""Subscriptions that are named when their latency bound cannot be kept."""
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
@@ -82,6 +83,7 @@ class SemcastParams:
 
     rendezvous   where trees are rooted: at `random`, or at the `best` broker for a channel
     trees        `low-cost` joins, centralised `steiner` trees, or joins within a `delay`
+    late         whom no tree reaches within its delay: gets the fastest `root-path`, or `refuse` to plan
     noise        what merged channels do not share: kept `apart`, free to `merge` on, or `never` split off
     pruned       filter at every hop of the trees instead of flooding them
     orders       random orders of joining that edges are estimated with
@@ -91,6 +93,7 @@ class SemcastParams:
 
     rendezvous: Rendezvous = "random"
     trees: Trees = "low-cost"
+    late: Lateness = "root-path"
     noise: Noise = "apart"
     pruned: bool = False
     orders: int = 1
@@ -99,10 +102,14 @@ class SemcastParams:
     most_terms: int = 5
 
     def __post_init__(self) -> None:
-        kinds = {"rendezvous": Rendezvous, "trees": Trees, "noise": Noise}
+        kinds = {"rendezvous": Rendezvous, "trees": Trees, "late": Lateness, "noise": Noise}
         for name, kind in kinds.items():
             if getattr(self, name) not in get_args(kind):
                 raise InputError(f"{name} = {getattr(self, name)!r}. Allowed: {', '.join(get_args(kind))}.")
+        if self.late == "refuse" and self.trees != "delay":
+            raise InputError(
+                f"late = 'refuse' with trees = {self.trees!r}. Only trees = 'delay' bound latency."
+            )
         for name, least, most in (("orders", 1, 64), ("most_terms", 1, 20)):
             if not least <= getattr(self, name) <= most:
                 raise InputError(f"{name} = {getattr(self, name)}. Allowed: {least} to {most}.")
@@ -118,6 +125,7 @@ def plan(
     """Hierarchies, merged channels, rendezvous points, trees."""
     profiles = Profiles.of(problem.classes)
     seen = Statistics.of_demand(problem.demand, profiles, problem.pattern_weight)
+    overlap = _overlap(problem, profiles, seen)
     estimate = EdgeEstimate(problem.steiner.distance, params.orders, rng)
     places = _Points(problem, seen)
     hosts = profiles.hosts(problem.classes)
@@ -129,7 +137,7 @@ def plan(
     for i, points in enumerate(starts):
         shown = _within(progress, 0.7 * i / len(starts), 0.7 / len(starts))
         shown(0.0, "comparing profiles")
-        made, left_out = _hierarchies(profiles, seen, hosts, estimate, points)
+        made, left_out = _hierarchies(profiles, overlap, hosts, estimate, points)
         shown(0.4, "merging channels")
         merged = merge_channels(
             made,
@@ -152,7 +160,7 @@ def plan(
     progress(0.7, "growing trees")
     by: Weight | None = "latency" if params.trees == "delay" else None
     legs = legs_to(problem.overlay, roots.tolist(), problem.publishers.tolist(), by)
-    trees, refused = _trees(problem, params, drafts, roots, estimate, legs, _classes_of(made, profiles))
+    trees = _trees(problem, params, drafts, roots, estimate, legs, _classes_of(made, profiles))
     channels = _channels(problem, params, made, profiles, drafts, roots, trees)
     settings: dict[str, Any] = {
         "hierarchies": len(made),
@@ -162,8 +170,9 @@ def plan(
         "paper_cost": _paper_cost(seen.weighted(problem.demand.count), drafts, trees),
     }
     if params.trees == "delay":
-        settings |= {"refused": len(refused), "refused_subscriptions": ", ".join(refused[:SHOWN])}
-    return put_together("semcast", problem, channels, settings, paths=legs.paths)
+        settings |= {"trees": params.trees, "late": params.late}
+    planned = put_together("semcast", problem, channels, settings, paths=legs.paths, legs=legs.own)
+    return _judged(planned) if params.trees == "delay" else planned
 
 
 def _within(progress: Progress, begin: float, share: float) -> Progress:
@@ -171,9 +180,21 @@ def _within(progress: Progress, begin: float, share: float) -> Progress:
     return lambda done, what: progress(begin + share * done, what)
 
 
+def _overlap(problem: Problem, profiles: Profiles, seen: Statistics) -> Overlap:
+    """Who overlaps whom: by tables where the problem has them, else by the demand."""
+    if problem.overlap is None:
+        return seen.overlap()
+    if len(problem.overlap) != len(profiles):
+        raise InputError(
+            f"the overlap is of {len(problem.overlap)} profiles, the classes have {len(profiles)}. "
+            "Make it of these classes."
+        )
+    return problem.overlap
+
+
 def _hierarchies(
     profiles: Profiles,
-    seen: Statistics,
+    overlap: Overlap,
     hosts: Sequence[Ints],
     estimate: EdgeEstimate,
     points: Ints,
@@ -186,7 +207,7 @@ def _hierarchies(
         found, left_out = covering_profiles(profiles.filters, unseen)
         return found
 
-    return build_hierarchies(seen.overlap(), hosts, estimate, points, covers), left_out
+    return build_hierarchies(overlap, hosts, estimate, points, covers), left_out
 
 
 def _classes_of(made: Hierarchies, profiles: Profiles) -> list[tuple[int, ...]]:
@@ -293,15 +314,15 @@ def _trees(
     estimate: EdgeEstimate,
     legs: Legs,
     classes: Sequence[tuple[int, ...]],
-) -> tuple[list[Ints], list[str]]:
-    """The links of each channel's tree, and the subscriptions whose bound cannot be kept."""
+) -> list[Ints]:
+    """The links of each channel's tree."""
     if params.trees == "steiner":
         wanted = [(int(r), d.reach.brokers.tolist()) for r, d in zip(roots, drafts, strict=True)]
         grown = problem.steiner.trees(TerminalSets.of(wanted))
         links = np.column_stack((grown.parent, grown.child)).astype(np.int32)
-        return [links[a:b] for a, b in pairwise(grown.start.tolist())], []
+        return [links[a:b] for a, b in pairwise(grown.start.tolist())]
     ways, ms = Ways.of(problem.overlay, problem.steiner), latencies(problem.overlay)
-    found, refused = [], set[str]()
+    found = []
     for root, draft in zip(roots.tolist(), drafts, strict=True):
         tree = GrowingTree(root, ways, ms)
         order = draft.reach.brokers[np.argsort(estimate.rank[0, draft.reach.brokers])].tolist()
@@ -311,9 +332,9 @@ def _trees(
         else:
             served = np.array([k for h in draft.serves for k in classes[h]], dtype=np.int64)
             for gateway in order:
-                _join_within(problem, tree, gateway, served, legs.worst_ms[root], refused)
+                _join_within(problem, tree, gateway, served, legs.worst_ms(root, gateway))
         found.append(tree.links())
-    return found, sorted(refused)
+    return found
 
 
 def _join_within(
@@ -322,19 +343,20 @@ def _join_within(
     gateway: int,
     served: npt.NDArray[np.int64],
     leg_ms: float,
-    refused: set[str],
 ) -> None:
-    """One join under the strictest bound of the gateway's classes; notes the subscriptions it refuses."""
+    """One join under the strictest bound of the gateway's classes."""
     here = served[problem.classes.broker[served] == gateway]
-    bounds = problem.classes.latency_ms[here]
-    strictest = float(bounds.min())
+    strictest = float(problem.classes.latency_ms[here].min())
     if strictest == np.inf:
         tree.join(gateway)
-    elif not tree.join_within(gateway, strictest - leg_ms):
-        late = leg_ms + tree.from_root_ms[gateway]
-        for k in here.tolist():
-            refused.update(
-                row.id
-                for row in problem.classes.members[k]
-                if row.latency_ms is not None and row.latency_ms < late
-            )
+    else:
+        tree.join_within(gateway, strictest - leg_ms)
+
+
+def _judged(made: Plan) -> Plan:
+    """The plan with those named who may be late. `TooLateError` where they are to be refused."""
+    late = late_subscriptions(made)
+    if late and refuses(made):
+        raise TooLateError("semcast-delay", late)
+    named = ", ".join(row.id for row in late[:SHOWN])
+    return replace(made, settings={**made.settings, "refused": len(late), "refused_subscriptions": named})

@@ -9,7 +9,9 @@ Trees      `steiner`, or `mst`: the paper's spanning tree of the group on distan
            Equations 7 and 8), the scheme `zhao-wu-tree`.
 Guarantee  Every event reaches every broker that wants it: a filter that accepts an event touches its cell.
            A Steiner tree costs at most twice the least one.
-Cost       All distances; a tree for each group and each publishing broker outside it.
+Cost       All distances; a tree for each group and each publishing broker outside it. Trees are improved
+           by local search while the squares of their brokers sum up to at most `MOST_SEARCHED` (about 20
+           s); beyond they are as grown, some per cent dearer. `searched` among the settings says which.
 Departures The paper takes the spanning tree for the best one; it is not (see `placement.core`). Without a
            grid there is one group, everything. Where clients attach is chosen before, by `placement`.
 
@@ -45,6 +47,9 @@ from ramify.planning.problem import Problem
 from ramify.planning.scheme import Progress, channel, put_together, silent
 
 __all__ = ["Trees", "ZhaoWuParams", "plan"]
+
+MOST_SEARCHED = 2_000_000
+"""Sum over trees of the square of their brokers, up to which all are improved by local search."""
 
 Trees = Literal["steiner", "mst", "one"]
 Ints = npt.NDArray[np.int32]
@@ -85,14 +90,18 @@ def plan(
     asked = [(group, roots) for group in groups for roots in _roots(problem, group)]
     ways = Ways(problem, "hops" if problem.weight == "hops" else "mean_price")
     sets = [np.union1d(group.brokers, roots).astype(np.int32) for group, roots in asked]
-    trees = [joined_tree(ways, one) for one in sets] if params.trees == "mst" else _steiner(problem, sets)
+    searched = params.trees == "steiner" and sum(len(one) ** 2 for one in sets) <= MOST_SEARCHED
+    if params.trees == "mst":
+        trees = [joined_tree(ways, one) for one in sets]
+    else:
+        trees = _steiner(problem, sets, searched)
     channels = []
     for (group, roots), tree in zip(asked, trees, strict=True):
         allowed = frozenset(roots.tolist())
         name = f"{group.name} from {problem.overlay.brokers[int(roots[0])]}"
         serves = Serves.at_hosts(group.classes, problem.classes)
         channels.append(Channel(name, Admission(group.content, allowed), serves, Pruning.FILTER, tree))
-    found = {"groups": len(groups), "trees_made": len(trees)}
+    found = {"groups": len(groups), "trees_made": len(trees), "searched": searched}
     return put_together("zhao-wu", problem, channels, found, paths=ways.paths, grid=counted_grid(problem))
 
 
@@ -125,9 +134,9 @@ def _roots(problem: Problem, group: _Group) -> Iterator[Ints]:
         yield np.array([broker], dtype=np.int32)
 
 
-def _steiner(problem: Problem, sets: list[Ints]) -> list[ChannelTree]:
+def _steiner(problem: Problem, sets: list[Ints], searched: bool) -> list[ChannelTree]:
     asked = TerminalSets.of((int(one[0]), one.tolist()) for one in sets)
-    made = problem.steiner.trees(asked, roots="insert")
+    made = problem.steiner.trees(asked, roots="insert" if searched else "first")
     links = np.stack((made.parent, made.child), axis=1).astype(np.int32)
     return [
         ChannelTree(links[made.start[i] : made.start[i + 1]], int(one[0]) if len(one) == 1 else None)

@@ -26,7 +26,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ramify.errors import InputError
-from ramify.planning.semcast.trees import Ways, keeps
+from ramify.planning.semcast.trees import GrowingTree, Ways, keeps
 
 __all__ = [
     "Accept",
@@ -318,6 +318,15 @@ class Network:
         self._roots[channel] = root
         self.destinations[channel] = set()
         self.brokers[root].open(channel)
+
+    def take_up(self, channel: int, tree: GrowingTree) -> None:
+        """A channel whose tree stands already."""
+        self.open(channel, tree.root)
+        self.destinations[channel] = set(tree.gateways)
+        for broker, above in tree.parent.items():
+            place = _Place(above, tree.from_root_ms[broker], set(tree.children[broker]))
+            place.gateway = broker in tree.gateways
+            self.brokers[broker].places[channel] = place
 
     def join(
         self, channel: int, gateway: int, bound_ms: float | None = None, *, root_path: bool = True

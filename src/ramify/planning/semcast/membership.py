@@ -8,21 +8,26 @@ Joining    A profile that a hierarchy's filters cover joins it: the hierarchy's 
            hierarchy, noise channels included. Its gateway joins their trees at low cost. Of several such
            hierarchies the one that takes fewest new links is joined. A profile that none covers gets a
            channel of its own.
+Bounds     Where trees are made within latency bounds, a newcomer's bound holds for every channel it joins:
+           its gateway climbs each tree until an ancestor keeps it. Nobody who is there already is moved. A
+           hierarchy that would have to move somebody, or that is late, is passed over for a channel of its
+           own, rooted at its gateway: no way is faster. If that is late too, the newcomer is refused, or
+           connected by the fastest path from the root, as the plan was asked to (`lateness`).
 Leaving    The class of the last member leaves its channels and terms; gateways without classes leave
            trees, which shrink upward. A channel with nobody left to serve vanishes: it keeps its number,
            admits nothing, and has its root alone for a tree. One that can carry nothing any more, but
            serves somebody, stays: events that were sent on it before may be under way.
 
 Guarantee  Every class is still served exactly once per event that it matches, and channel numbers keep
-           their meaning.
+           their meaning. No way from a root to a broker that stays changes, so nobody gets events later.
 Cost       Joining: a comparison per distinct filter, O(channels served * destinations). Leaving: O(tree)
            per channel served.
 Departures As printed a covered profile joins one channel; noise channels then miss it. A new channel is
            rooted at its own gateway unless told, so that its tree needs no link; the paper picks a root at
-           random. Joins are at low cost here also where trees were made within bounds: check latencies
-           afterwards.
+           random, and knows no channel for one who would be late. One who joins a class that is served
+           already cannot move it: for a stricter bound than its place keeps, plan again.
 
-Reference: O. Papaemmanouil, U. Cetintemel, "SemCast", section 3.2.4.
+Reference: O. Papaemmanouil, U. Cetintemel, "SemCast", sections 3.2.4 and 4.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -47,10 +52,18 @@ from ramify.planning.plan import (
     Pruning,
     Serves,
 )
-from ramify.planning.semcast.legs import directed
-from ramify.planning.semcast.trees import GrowingTree, Ways, latencies
+from ramify.planning.semcast.lateness import (
+    Late,
+    TooLateError,
+    bounds_latency,
+    class_ms,
+    leg_ms,
+    refuses,
+)
+from ramify.planning.semcast.legs import directed, legs_to, slowest_but
+from ramify.planning.semcast.trees import GrowingTree, Ways, keeps, latencies
 
-__all__ = ["Membership", "joined", "left", "ways_for"]
+__all__ = ["Membership", "growing_tree", "joined", "late_in_class", "left", "ways_for"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +80,7 @@ class Membership:
     removed     channel -> (parent, child) links that it lost
     opened      the channel that was made, if any
     vanished    channels that carry nothing any more
+    late        the newcomer, where its bound cannot be kept
     """
 
     plan: Plan
@@ -77,6 +91,7 @@ class Membership:
     removed: Mapping[int, Links] = field(default_factory=dict)
     opened: int | None = None
     vanished: tuple[int, ...] = ()
+    late: Late | None = None
 
 
 def ways_for(plan: Plan) -> Ways:
@@ -103,8 +118,9 @@ def joined(
 
     Only classes in `among` are asked whether they cover it, all unless told. `point` is the rendezvous
     point if a channel must be made; `publishers` are the brokers that it admits, those of the plan's other
-    channels unless told. Raises `PlanError` for plans of other schemes, `InputError` for an id that exists
-    or a client that is elsewhere.
+    channels unless told. Raises `PlanError` for plans of other schemes, and for a bound that only another
+    plan might keep; `TooLateError` for one that is refused; `InputError` for an id that exists or a client
+    that is elsewhere.
     """
     _require_semcast(plan)
     at = plan.attachments.get(subscription.client, subscription.broker)
@@ -116,13 +132,57 @@ def joined(
     classes, k = plan.classes.with_subscription(subscription, plan.overlay)
     revised = replace(plan, classes=classes)
     if any((channel.serves.classes == k).any() for channel in plan.channels):
-        return Membership(revised, k)
-    homes = _covering(plan, classes, k, among)
-    if not homes:
-        return _opened(revised, k, point, publishers)
+        return Membership(revised, k, late=late_in_class(plan, k, subscription))
     known = ways_for(plan) if ways is None else ways
-    tried = [_joining(revised, k, home, known) for home in homes]
-    return min(tried, key=lambda each: sum(map(len, each.added.values())))
+    homes = _covering(plan, classes, k, among)
+    tried = [_joining(revised, k, home, known, subscription) for home in homes]
+    found = [each for each in tried if each is not None]
+    if not any(each.late is None for each in found):
+        alone = _opened(revised, k, point, publishers, subscription)
+        if alone.late is not None and refuses(plan):
+            raise TooLateError(plan.scheme, [alone.late])
+        if alone.late is None or not found:
+            return alone
+    return min(found, key=lambda each: (each.late is not None, sum(map(len, each.added.values()))))
+
+
+def late_in_class(plan: Plan, k: int, subscription: Subscription) -> Late | None:
+    """Whether a subscription that joins class k, which is served already, is late there; None: it is not.
+
+    `TooLateError` where it is refused for that. `PlanError` where another plan might keep its bound.
+    """
+    bound = _bound(plan, subscription)
+    if bound == np.inf:
+        return None
+    late = _late(subscription, class_ms(plan, [k])[k])
+    if late is None:
+        return None
+    if refuses(plan):
+        raise TooLateError(plan.scheme, [late])
+    host, channels = int(plan.classes.broker[k]), plan.channels
+    served = (channel for channel in channels if (channel.serves.classes == k).any())
+    allowed = next(served).admits.publishers
+    origins = range(len(plan.overlay)) if allowed is None else allowed
+    least = legs_to(plan.overlay, [host], origins, "latency").worst_ms(host, host)
+    if keeps(least, bound):
+        raise PlanError(
+            f"plan {plan.scheme} cannot take a stricter bound; it must be planned again:",
+            [f"{late}: its class would have to move"],
+        )
+    return late
+
+
+def _bound(plan: Plan, subscription: Subscription) -> float:
+    """What counts of a subscription's bound: nothing where trees are not made within bounds."""
+    counts = bounds_latency(plan) and subscription.latency_ms is not None
+    return subscription.latency_ms or np.inf if counts else np.inf
+
+
+def _late(subscription: Subscription, ms: float) -> Late | None:
+    bound = subscription.latency_ms
+    if bound is None or keeps(ms, bound):
+        return None
+    return Late(subscription.id, subscription.broker, bound, ms)
 
 
 def left(plan: Plan, id_: str) -> Membership:
@@ -184,11 +244,14 @@ def _covering(plan: Plan, classes: Classes, k: int, among: Container[int] | None
     ]
 
 
-def _joining(plan: Plan, k: int, home: frozenset[int], ways: Ways) -> Membership:
-    host = int(plan.classes.broker[k])
+def _joining(
+    plan: Plan, k: int, home: frozenset[int], ways: Ways, subscription: Subscription
+) -> Membership | None:
+    """The plan with the class in a hierarchy; None where somebody would have to move."""
+    host, bound = int(plan.classes.broker[k]), _bound(plan, subscription)
     ms = latencies(plan.overlay)
     made = list(plan.channels)
-    channels, reworded, added = [], [], {}
+    channels, reworded, added, worst = [], [], {}, 0.0
     for c, channel in enumerate(plan.channels):
         before = _expression(channel)
         after = mapped(
@@ -200,10 +263,14 @@ def _joining(plan: Plan, k: int, home: frozenset[int], ways: Ways) -> Membership
         if home & set(served.tolist()):
             channels.append(c)
             served = np.append(served, np.int32(k))
-            growing = _growing(plan, channel, ways, ms)
-            came = growing.join(host)
+            growing = growing_tree(plan, channel, ways, ms)
+            leg = -np.inf if bound == np.inf else slowest_but(leg_ms(plan, channel, ms), host)
+            came = _grown(growing, host, bound - leg)
+            if came is None:
+                return None
+            worst = max(worst, leg + growing.from_root_ms[host])
             if came:
-                added[c] = tuple(came)
+                added[c] = came
                 tree = ChannelTree(growing.links(), growing.root)
         if c in channels or after != before:
             made[c] = replace(
@@ -212,21 +279,46 @@ def _joining(plan: Plan, k: int, home: frozenset[int], ways: Ways) -> Membership
                 serves=Serves.at_hosts(served, plan.classes),
                 tree=tree,
             )
-    return Membership(replace(plan, channels=tuple(made)), k, tuple(channels), tuple(reworded), added=added)
+    revised = replace(plan, channels=tuple(made))
+    late = None if bound == np.inf else _late(subscription, worst)
+    return Membership(revised, k, tuple(channels), tuple(reworded), added=added, late=late)
 
 
-def _opened(plan: Plan, k: int, point: int | None, publishers: Iterable[int] | None) -> Membership:
-    c, host = len(plan.channels), int(plan.classes.broker[k])
+def _grown(growing: GrowingTree, host: int, within_ms: float) -> Links | None:
+    """The links that a tree gets for a gateway; None where brokers that are on it would have to move."""
+    if within_ms == np.inf:
+        return tuple(growing.join(host))
+    before = dict(growing.parent)
+    growing.join_within(host, within_ms)
+    if any(growing.parent.get(broker) != above for broker, above in before.items()):
+        return None
+    return tuple((above, below) for below, above in growing.parent.items() if below not in before)
+
+
+def _opened(
+    plan: Plan,
+    k: int,
+    point: int | None,
+    publishers: Iterable[int] | None,
+    subscription: Subscription,
+) -> Membership:
+    c, host, bound = len(plan.channels), int(plan.classes.broker[k]), _bound(plan, subscription)
     root = host if point is None else point
-    growing = GrowingTree(root, ways_for(plan), latencies(plan.overlay)) if root != host else None
-    came = tuple([] if growing is None else growing.join(host))
     pruning = next((channel.pruning for channel in plan.channels), Pruning.NONE)
     allowed = None if publishers is None else frozenset(publishers)
-    bare, legs = open_channel(plan, Opened(f"hierarchy {c}", root, came, k, pruning), allowed)
-    channel = replace(bare, serves=Serves.at_hosts([k], plan.classes))
-    paths = {**legs, **plan.paths}
-    revised = replace(plan, channels=(*plan.channels, channel), paths=paths)
-    return Membership(revised, k, (c,), (c,), {c: came} if came else {}, opened=c)
+    bare, legs = open_channel(plan, Opened(f"hierarchy {c}", root, (), k, pruning), allowed)
+    leg, down = legs.worst_ms(root, host), 0.0
+    came: Links = ()
+    if root != host:
+        growing = GrowingTree(root, ways_for(plan), latencies(plan.overlay))
+        came = _grown(growing, host, np.inf if bound == np.inf else bound - leg) or ()
+        down = growing.from_root_ms[host]
+    tree = ChannelTree(np.array(came, dtype=np.int32).reshape(-1, 2), root)
+    channel = replace(bare, serves=Serves.at_hosts([k], plan.classes), tree=tree)
+    paths, own = {**legs.paths, **plan.paths}, {**legs.own, **plan.legs}
+    revised = replace(plan, channels=(*plan.channels, channel), paths=paths, legs=own)
+    late = None if bound == np.inf else _late(subscription, leg + down)
+    return Membership(revised, k, (c,), (c,), {c: came} if came else {}, opened=c, late=late)
 
 
 # --------------------------------------------------------------------------------------------- leaving
@@ -239,7 +331,7 @@ def _shrunk(
     served: "np.typing.NDArray[np.int32]",
     classes: Classes,
 ) -> tuple[Channel, Links]:
-    growing = _growing(plan, channel, None, latencies(plan.overlay))
+    growing = growing_tree(plan, channel, None, latencies(plan.overlay))
     went: list[tuple[int, int]] = []
     for gateway in sorted(growing.gateways - set(classes.broker[served].tolist())):
         went += growing.leave(gateway)
@@ -273,9 +365,10 @@ def _expression(channel: Channel) -> Expression:
     return channel.admits.content.expression
 
 
-def _growing(
+def growing_tree(
     plan: Plan, channel: Channel, ways: Ways | None, ms: dict[tuple[int, int], float]
 ) -> GrowingTree:
+    """A channel's tree, to be joined and left. Without ways it only shrinks."""
     assert channel.tree is not None
     assert channel.tree.root is not None
     tree = Tree.of_links(len(plan.overlay), channel.tree.links, channel.tree.root)

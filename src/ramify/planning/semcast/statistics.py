@@ -132,32 +132,53 @@ class Overlap:
     ) -> "Overlap":
         """From the pipeline's tables, by the names of their columns. A profile is read at its first class.
 
-        `recent` takes the decayed rate for what a profile counts; overlaps are of all events either way.
-        Raises `InputError` for a column that is missing, or decay that was not asked for.
+        A rate is in bytes and one per event, as `Problem.pattern_weight` has it; overlaps too where the
+        table has bytes of both, else they are of events. `recent` takes the decayed rate for what a profile
+        counts; overlaps are of all events either way. Raises `InputError` for a column that is missing,
+        decay that was not asked for, or tables of other classes.
         """
-        named = ("class", "events", *(("recent_events",) if recent else ()))
-        who, events, *decayed = (_column(selectivity, name) for name in named)
+        classes = len(profiles.of_class)
+        who, events, size = (_column(selectivity, name) for name in ("class", "events", "bytes"))
         a, b, both = (_column(overlap, name) for name in ("class_a", "class_b", "both"))
+        if sorted(who.tolist()) != list(range(classes)) or max([-1, *a.tolist(), *b.tolist()]) >= classes:
+            raise InputError(
+                f"the tables are of {len(who)} classes, and there are {classes}. Make tables of the same "
+                "log and subscriptions."
+            )
         asked = np.array([row[0] for row in profiles.classes], dtype=np.int64)
-        known = 1 + int(max([-1, *asked.tolist(), *who.tolist(), *a.tolist(), *b.tolist()]))
-        size = np.zeros(known)
-        size[who.astype(np.int64)] = events
-        rate = size.copy()
+        counted, weight = _by_class(who, events), _by_class(who, events + size)
+        rate = weight
         if recent:
-            rate[who.astype(np.int64)] = decayed[0]
+            rate = _by_class(
+                who, _column(selectivity, "recent_events") + _column(selectivity, "recent_bytes")
+            )
             if np.isnan(rate).any():
                 raise InputError(
                     "recent_events is empty: the table was made without a half-life. Give one."
                 )
-        profile = np.full(known, -1, dtype=np.int64)
+        both_size = _optional(overlap, "both_bytes")
+        whole, shared = (counted, both) if both_size is None else (weight, both + both_size)
+        profile = np.full(classes, -1, dtype=np.int64)
         profile[asked] = np.arange(len(asked))
         one, other = profile[a.astype(np.int64)], profile[b.astype(np.int64)]
         used = (one >= 0) & (other >= 0) & (both > 0)
-        one, other, shared = one[used], other[used], both[used].astype(np.float64)
-        own = np.flatnonzero(size[asked] > 0)
+        one, other, shared = one[used], other[used], shared[used].astype(np.float64)
+        own = np.flatnonzero(counted[asked] > 0)
         r, c = np.concatenate((one, other, own)), np.concatenate((other, one, own))
-        value = np.concatenate((shared, shared, size[asked[own]])) / size[asked[c]]
+        value = np.concatenate((shared, shared, whole[asked[own]])) / whole[asked[c]]
         return _compressed(r, c, value, rate[asked])
+
+
+def _by_class(who: npt.NDArray[Any], values: npt.NDArray[Any]) -> Floats:
+    found = np.empty(len(who))
+    found[who.astype(np.int64)] = values
+    return found
+
+
+def _optional(table: pa.Table, name: str) -> npt.NDArray[Any] | None:
+    """A column; None where it is not there, or empty."""
+    known = name in table.column_names and not table.column(name).null_count
+    return _column(table, name) if known else None
 
 
 def _column(table: pa.Table, name: str) -> npt.NDArray[Any]:
@@ -268,9 +289,10 @@ def _padded(weight: npt.ArrayLike) -> Floats:
 class SelectivityWindow:
     """A sliding window over sampled messages: who matched each, the latest count most.
 
-    Holds at most `most_rows` messages, none older than `most_age_s` when asked. A message of age t counts
-    2^-(t / half_life_s), or 1 without a half-life. A bit per (profile, row); adding a batch takes
-    O(matches + profiles * words touched).
+    Profiles come and go: `grow` makes room for more, `forget` has one begin anew. Holds at most `most_rows`
+    messages, none older than `most_age_s` when asked. A message of age t counts 2^-(t / half_life_s), or 1
+    without a half-life. A bit per (profile, row); adding a batch takes O(matches + profiles * words
+    touched).
     """
 
     def __init__(
@@ -287,6 +309,9 @@ class SelectivityWindow:
             if value is not None and not value > 0:
                 raise InputError(f"{name} = {value}. Allowed: more than 0, or none.")
         self._rows, self._age, self._half_life = most_rows, most_age_s, half_life_s
+        self.profiles = profiles
+        """How many profiles it tells apart."""
+        # may have room for more
         self._bits = np.zeros((profiles, (most_rows + 63) // 64), dtype=np.uint64)
         self._time = np.full(most_rows, -np.inf)
         self._next = 0
@@ -295,6 +320,18 @@ class SelectivityWindow:
     def __len__(self) -> int:
         """How many messages it holds that are not too old."""
         return int(self._held(self._latest).sum())
+
+    def grow(self, profiles: int) -> None:
+        """Tell so many profiles apart, if it does not yet; new ones have matched nothing."""
+        if profiles > len(self._bits):
+            room = np.zeros((max(profiles, 2 * len(self._bits)), self._bits.shape[1]), dtype=np.uint64)
+            room[: len(self._bits)] = self._bits
+            self._bits = room
+        self.profiles = max(self.profiles, profiles)
+
+    def forget(self, profile: int) -> None:
+        """Forget what a profile matched: its number can be that of another."""
+        self._bits[profile] = 0
 
     def add(self, start: npt.ArrayLike, member: npt.ArrayLike, times_s: npt.ArrayLike) -> None:
         """Messages in the order they came: message m matched `member[start[m]:start[m + 1]]`.
@@ -335,7 +372,8 @@ class SelectivityWindow:
         weight = np.ones(len(slots))
         if self._half_life is not None:
             weight = np.exp2(-np.maximum(now - self._time[slots], 0) / self._half_life)
-        every = np.unpackbits(self._bits.view(np.uint8), axis=1, bitorder="little")[:, slots]
+        bits = self._bits[: self.profiles]
+        every = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")[:, slots]
         message, profile = np.nonzero(every.T)
         start = np.searchsorted(message, np.arange(len(slots) + 1))
-        return Statistics.of_rows(len(self._bits), start, profile, weight)
+        return Statistics.of_rows(self.profiles, start, profile, weight)
