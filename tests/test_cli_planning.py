@@ -84,7 +84,9 @@ def test_json_has_the_measures_of_every_scheme_and_the_references_beside_them() 
         assert row["nru"] == figures["resource_usage"]
         assert row["link_stress_mean"] == figures["link_stress_mean"]
         assert row["storage_max"] >= row["storage_mean"] > 0
+        assert isinstance(found["schemes"][name]["settings"], dict)
         assert (row["processing"] is None) == (name not in ("fbr", "kyra"))
+    assert found["schemes"]["kyra"]["settings"]["largest_clique"] >= 1
     assert told["kyra"]["storage_share"] <= 1
     ideal = found["references"]["ideal_multicast"]["test"]
     assert ideal["resource_usage"] == 1.0
@@ -102,8 +104,10 @@ def test_the_table_has_ideal_multicast_and_measures_where_they_are_asked_for() -
     code, out, _ = run("plan", *words, "--measures")
     assert code == 0
     table = out[out.index(" NRU") :].splitlines()
-    (ideal,) = [line for line in table if line.startswith("multicast (ideal)")]
+    (ideal,) = [line for line in table if line.startswith("ideal multicast")]
     assert ideal.split()[-1] == "1.000"
+    assert max(map(len, table)) <= 80
+    assert "…" not in out
     assert {line.split()[0] for line in table if line[:4] in ("fbr ", "kyra", "mirr")} == {
         "fbr",
         "kyra",

@@ -18,6 +18,7 @@ from ramify.overlay.live.control import (
     Answer,
     ClientRecord,
     Held,
+    Place,
     Problem,
     Request,
     decode,
@@ -38,10 +39,15 @@ SMALL = Sizes(published=16 << 20, out=64 << 20, rejected=4 << 20, samples=4 << 2
 class LaneServer:
     """A server whose router is the test."""
 
-    def __init__(self, directory: Path, clients: tuple[str, ...] = ("alice", "bob")) -> None:
-        overlay = Overlay.build("one", ["v0"], [])
-        self.site = Site(overlay, directory, dict.fromkeys(clients, "v0"), SMALL)
-        self.server: Server = self.site.server("v0")
+    def __init__(
+        self, directory: Path, clients: tuple[str, ...] = ("alice", "bob"), name: str = "v0"
+    ) -> None:
+        overlay = Overlay.build("one", [name], [])
+        self.site = Site(overlay, directory, dict.fromkeys(clients, name), SMALL)
+        self.server: Server = self.site.server(name)
+        self.name = name
+        # what it says of where a client is
+        self.place = Place(name, name)
         self.own: Nats
         self.log: OutLog
         self.records: dict[str, ClientRecord] = {}
@@ -52,7 +58,7 @@ class LaneServer:
 
     async def start(self) -> None:
         await self.server.start()
-        self.own = await connect(self.site.endpoint(Router("v0"), self.server.url))
+        self.own = await connect(self.site.endpoint(Router(self.name), self.server.url))
         await ensure_streams(self.own, SMALL)
         await ensure_lanes(self.own, [], self.site.clients)
         self.log = OutLog(self.own)
@@ -103,6 +109,11 @@ class LaneServer:
 
     async def _answer(self, message: Msg) -> None:
         request = decode(message.data, Request)
+        if request.op == "offer":
+            return  # nobody is asked to move here
+        if request.op == "where":
+            await message.respond(encode(Answer(ok=True, place=self.place)))
+            return
         self.asked.append(request)
         answer = self.instead.pop(0) if self.instead else self._usual(message.subject, request)
         if answer is not None:
@@ -110,7 +121,7 @@ class LaneServer:
 
     def _usual(self, subject: str, request: Request) -> Answer:
         name = name_of(subject.rsplit(".", 1)[1])
-        record = self.records.setdefault(name, ClientRecord(name, "v0"))
+        record = self.records.setdefault(name, ClientRecord(name, self.name))
         key = f"{name}/{request.id}"
         if request.op == "subscribe":
             there = record.subscriptions.get(key)

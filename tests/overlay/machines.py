@@ -19,10 +19,9 @@ from ramify.network.overlay import Link, Overlay
 from ramify.overlay.live.clients import Client
 from ramify.overlay.live.directory import Directory
 from ramify.overlay.live.frames import Limits
-from ramify.overlay.live.looking import Overview, look
+from ramify.overlay.live.looking import Overview, looking_here
 from ramify.overlay.live.machine import Child, Machine, MachineConfig
 from ramify.overlay.live.server import Server
-from ramify.overlay.live.store import Store
 from ramify.overlay.live.tasks import end_tasks
 
 LEASE_S = 4
@@ -75,16 +74,14 @@ async def until_routing(machine: Machine, limit_s: float = 150.0) -> Overview:
 async def until_seen(
     machine: Machine, what: Callable[[Overview], bool], limit_s: float = 150.0
 ) -> Overview:
-    async with asyncio.timeout(limit_s):
-        store = await Store.connect(machine.directory.viewer(machine.control_url))
-        try:
-            while True:
-                view = await look(store)
-                if what(view):
-                    return view
-                await asyncio.sleep(0.2)
-        finally:
-            await store.close()
+    running = machine.directory.running()
+    assert running is not None
+    async with asyncio.timeout(limit_s), looking_here(machine.directory, running) as look:
+        while True:
+            view = await look()
+            if what(view):
+                return view
+            await asyncio.sleep(0.2)
 
 
 def pids(machine: Machine) -> dict[str, int]:

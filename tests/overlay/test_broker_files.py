@@ -1,6 +1,7 @@
 """Settings of a broker in a file: what was written is read, and what is wrong is named."""
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.errors import InputError
-from ramify.overlay.live.broker_files import BrokerFile, ServerEntry, read_broker_file, write_broker_file
+from ramify.overlay.live.broker_files import (
+    BrokerFile,
+    MatchEntry,
+    ServerEntry,
+    read_broker_file,
+    write_broker_file,
+)
 from ramify.overlay.live.frames import Limits
 from ramify.overlay.live.security import KeyRing, Router
 from ramify.overlay.live.streams import Sizes
@@ -31,10 +38,18 @@ settings_ = st.builds(
     linger_ms=st.floats(0, 1000),
     sample_probability=st.floats(0, 1),
     metrics_port=st.none() | st.integers(0, 65535),
+    client_url=st.sampled_from(["", "tls://v1.example.com:4222"]),
 )
 
 
-@given(settings_)
+matched = st.builds(
+    lambda settings, entry: replace(settings, control=None, matchmaking=entry),
+    settings_,
+    st.builds(MatchEntry, st.just(Path("/o v.json")), st.sampled_from(["shared", "per-source"])),
+)
+
+
+@given(settings_ | matched)
 def test_what_was_written_is_read(settings: BrokerFile) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "broker.toml"
@@ -62,7 +77,15 @@ url = "nats://127.0.0.1:3"
         ('name = "v1"', 'name = "v1"\nlinger_ms = -1.0', "linger_ms is -1"),
         ('name = "v1"', 'name = "v1"\nsample_probability = 2.0', "sample_probability is 2"),
         ('name = "v1"', 'name = "v1"\nspeed = 1', "speed"),
+        ('name = "v1"', 'name = "v1"\nclient_url = "v1"', "client_url is 'v1'"),
         ("nats://127.0.0.1:2", "http://x", "control.url"),
+        ('[control]\nurl = "nats://127.0.0.1:2"', "", "either control"),
+        ("[control]", '[matchmaking]\noverlay = "o.json"\n[control]', "either control"),
+        (
+            '[control]\nurl = "nats://127.0.0.1:2"',
+            '[matchmaking]\noverlay = "o.json"\ntrees = "oaks"',
+            "matchmaking.trees is 'oaks'",
+        ),
         ('"v2"', '"v1"', "neighbours.v1"),
         ('"v2"', '""', "1 to 128 bytes"),
         ("[server]", "[sizes]\nout = 0\n[server]", "sizes.out is 0"),

@@ -11,7 +11,7 @@ from nats.aio.client import Client as Nats
 from ramify.errors import LiveError
 from ramify.network.overlay import Link, Overlay
 from ramify.overlay.live import log as log_module
-from ramify.overlay.live.log import FencedError, LogFullError, OutLog, Output, SupersededError
+from ramify.overlay.live.log import FencedError, LogFullError, OutLog, Output, SupersededError, value_pieces
 from ramify.overlay.live.security import Router
 from ramify.overlay.live.site import Site
 from ramify.overlay.live.streams import Sizes, api, connect, ensure_streams
@@ -168,5 +168,31 @@ def test_a_full_log_says_so_and_goes_on_when_there_is_room(tmp_path: Path) -> No
         await log.purge("out.link.x", log.last)
         await log.commit(big, {"IN": 4})
         assert await log.number("out.link.x") == 4
+
+    with_server(tmp_path, what)
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 20, 21])
+def test_the_last_value_of_a_lane_is_read_whole_and_the_others_are_forgotten(
+    tmp_path: Path, size: int
+) -> None:
+    async def what(connection: Nats) -> None:
+        log = OutLog(connection)
+        await log.load()
+        assert await log.value("out.match") is None
+        await log.purge_value("out.match")
+        first, last = b"0123456789" * 3, bytes(range(size))
+        await log.commit([*outputs("x"), *value_pieces("out.match", first, 7), *outputs("x")], {"IN": 1})
+        assert await log.value("out.match") == first
+        await log.commit([*value_pieces("out.match", last, 7), *outputs("x", "y")], {"IN": 2})
+        await log.commit(outputs("x"), {"IN": 3})
+        for _ in range(2):
+            await log.purge_value("out.match")
+            assert await log.value("out.match") == last
+        left = await api(connection, "STREAM.INFO.OUT", {"subjects_filter": "out.match"})
+        assert left["state"]["subjects"]["out.match"] == max(1, -(-size // 7))
+        again = OutLog(connection)
+        assert dict((await again.load()).positions) == {"IN": 3}
+        assert await again.value("out.match") == last
 
     with_server(tmp_path, what)

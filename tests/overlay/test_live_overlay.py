@@ -11,17 +11,18 @@ from ramify.planning.catalog import make_plan
 from ramify.planning.plan import Plan
 from worlds import World
 
-SCHEMES = [
-    "explicit",
-    "portfolio",
-    "mult",
-    "unicast",
-    "hub=v0",
-    "mirror-all",
+SCHEMES = ["explicit", "portfolio", "mult", "unicast", "hub=v0", "mirror-all"]
+SCHEMES += [
     "semcast",
+    "semcast-merge",
     "semcast-noisemerge",
+    "semcast-o",
+    "semcast-filter",
+    "semcast-delay",
+    "semcast-best",
 ]
-SCHEMES += ["kyra", "kyra-mbr", "mbr", "fbr"]
+SCHEMES += ["kyra", "kyra:ring_limit=1", "kyra-balanced", "kyra-mbr", "mbr", "fbr"]
+SCHEMES += ["zhao-wu", "zhao-wu-tree"]
 
 
 def crossings(plan: Plan, world: World) -> Counter[tuple[str, str]]:

@@ -1,21 +1,38 @@
 """SemCast on real brokers: channels change under load, and brokers between gateways match nothing."""
 
 import asyncio
+import sys
 from collections import Counter
 from pathlib import Path
 
-from machines import Collected, machine_of, matches, small_line, started, until_seen, wanted_by
+from machines import (
+    LIMITS,
+    Collected,
+    machine_of,
+    matches,
+    small_line,
+    started,
+    until,
+    until_seen,
+    wanted_by,
+)
+from running import SMALL
 from test_live_system import Load
 
 from ramify.content.subscriptions import Subscription
 from ramify.overlay.live.clients import Client
 from ramify.overlay.live.coordinator import Coordinator, CoordinatorConfig
-from ramify.overlay.live.directory import COORDINATOR
-from ramify.overlay.live.machine import Machine
+from ramify.overlay.live.directory import COORDINATOR, Directory
+from ramify.overlay.live.looking import Overview
+from ramify.overlay.live.machine import Machine, MachineConfig
+from ramify.overlay.live.store import Store
 from ramify.overlay.live.tasks import end_tasks
 from ramify.planning.catalog import make_plan
 from ramify.planning.classes import Classes
 from ramify.planning.demand import Demand
+from ramify.planning.plan import Plan
+from ramify.planning.plan_files import decode_plan, read_plan, write_plan
+from ramify.planning.pricing import price
 from ramify.planning.problem import Problem
 
 CLIENTS = {"w": "v0", "r2": "v2", "r4": "v4"}
@@ -90,6 +107,85 @@ def test_channels_change_under_load_and_brokers_between_match_nothing(tmp_path: 
                 await _check_counters(machine)
             finally:
                 if load is not None:
+                    await load.end()
+                await collected.stop()
+                for client in clients.values():
+                    await client.close()
+
+    asyncio.run(scenario())
+
+
+DRIFTING = {"w": "v0", "w4": "v4", "r1": "v1", "r3": "v3"}
+WANTED = {"all": ("r3", "x >= 0"), "some": ("r1", "x >= 1")}
+
+
+def _drifting(directory: Path) -> Machine:
+    """A plan that fits what is published at one end; the coordinator weighs others by its own samples."""
+    files, overlay = Directory(directory), small_line(5)
+    files.create(overlay)
+    files.add_clients(DRIFTING)
+    rows = [Subscription(f"{name}/{id_}", name, DRIFTING[name], sql) for id_, (name, sql) in WANTED.items()]
+    classes = Classes.collapse(rows, overlay, {})
+    seen = Demand.of([(0, (0, 1), 90, 900), (0, (0,), 10, 100)])
+    plan = make_plan("semcast-best", Problem.of(overlay, classes, seen, DRIFTING), 0)
+    write_plan(plan, directory / "first.json")
+    command = [
+        *(sys.executable, str(Path(__file__).with_name("tallying_coordinator.py")), "coordinator"),
+        *("--plan", str(directory / "first.json")),
+        *("--samples", str(directory / "samples"), "--replan-every", "1", "--schemes", "semcast-best"),
+        *("--window", "8", "--half-life", "2s", "--least-events", "40", "--threshold", "0.2"),
+    ]
+    config = MachineConfig(overlay, files, command, 1, SMALL, LIMITS, sample_probability=1.0)
+    return Machine(config)
+
+
+def _is_installed(view: Overview) -> bool:
+    return any(decision["action"] == "install" for decision in view.decisions)
+
+
+async def _head(machine: Machine, view: Overview) -> Plan:
+    store = await Store.connect(machine.directory.viewer(machine.control_url))
+    try:
+        found = await store.get_large(view.epochs[-1].plan_key)
+    finally:
+        await store.close()
+    assert found is not None
+    return decode_plan(found[0])
+
+
+def test_a_coordinator_reorganises_channels_by_its_own_samples_under_load(tmp_path: Path) -> None:
+    """What is published moves to the other end: the rendezvous points follow, and nothing is lost."""
+
+    async def scenario() -> None:
+        machine = _drifting(tmp_path)
+        collected, clients, loads = Collected(), dict[str, Client](), list[Load]()
+        async with started(machine):
+            try:
+                for name in DRIFTING:
+                    clients[name] = await Client.at(tmp_path, name)
+                for name in ("r1", "r3"):
+                    collected.read(clients[name])
+                loads.append(Load({"w": clients["w"]}))
+                await until(lambda: len(loads[0].accepted) > 100)
+                view = await until_seen(machine, lambda view: bool(view.epochs))
+                assert [epoch.epoch for epoch in view.epochs] == [1], "the plan fits, and stays"
+                loads.append(Load({"w4": clients["w4"]}))
+                accepted = await loads[0].stop()
+                await until_seen(machine, _is_installed)
+                view = await until_seen(
+                    machine, lambda view: bool(view.epochs) and view.epochs[0].epoch > 1
+                )
+                assert view.routing
+                await asyncio.sleep(1)
+                accepted += await loads[1].stop()
+                wanted = wanted_by({id_: sql for id_, (_, sql) in WANTED.items()}, accepted)
+                await collected.until_has(wanted, 60)
+                assert collected.counts == wanted
+                first, head = read_plan(tmp_path / "first.json"), await _head(machine, view)
+                late = Demand.of([(4, (0, 1), 90, 900), (4, (0,), 10, 100)])
+                assert price(head, late).cost < 0.8 * price(first, late).cost
+            finally:
+                for load in loads:
                     await load.end()
                 await collected.stop()
                 for client in clients.values():

@@ -1,14 +1,21 @@
 """Matchmaking between brokers: whatever joins, leaves and changes, in whatever order packets arrive."""
 
+import json
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from running import seeded_world
+from typer.testing import CliRunner
 
+from ramify.cli import app
+from ramify.cli.console import SOME_BAD_ROWS
 from ramify.content.events import AttributeType
 from ramify.content.sql import parse_sql
 from ramify.errors import FilterError, InputError, PlanError
@@ -22,7 +29,7 @@ from ramify.overlay.matchmaking.messages import (
     decode_packet,
     encode_packet,
 )
-from ramify.overlay.matchmaking.over_plan import match_plan
+from ramify.overlay.matchmaking.over_plan import match_plan, systems_of_plan
 from ramify.overlay.matchmaking.simulate import Network, places_of_parents
 from ramify.overlay.matchmaking.state import MatchError
 from ramify.planning.catalog import make_plan
@@ -30,6 +37,7 @@ from ramify.planning.classes import Classes
 from ramify.planning.matchmaking.marking import mark, mark_trees
 from ramify.planning.matchmaking.trees import MatchTrees
 from ramify.planning.plan import Admission, Channel, Everything, Plan, Pruning, Serves
+from ramify.planning.plan_files import write_plan
 from ramify.workloads.workload import AdvertisementRow
 from worlds import SCHEMA as WORLD_SCHEMA
 from worlds import World, worlds
@@ -419,8 +427,12 @@ def test_it_runs_over_any_plan_with_trees(world: World, scheme: str, seed: int) 
     plan = make_plan(spec, world.problem, 1)
     said = advertisements_of(world)
     served = {k for channel in plan.channels for k in channel.serves.classes.tolist()}
+    matched = match_plan(plan, said, seed)
     if len(served) == len(world.classes):
-        assert match_plan(plan, said, seed).pairs == overlapping(world, said)
+        assert matched.pairs == overlapping(world, said)
+    for network, system in zip(matched.networks, systems_of_plan(plan), strict=True):
+        alone = replace(plan, channels=system.channels)
+        assert network.stored == mark(alone, said)[1].cost
 
 
 def advertisements_of(world: World) -> list[AdvertisementRow]:
@@ -435,6 +447,32 @@ def overlapping(world: World, said: list[AdvertisementRow]) -> set[tuple[str, st
         for sub in world.subscriptions
         if parse_sql(ad.sql, WORLD_SCHEMA.attributes).overlaps(sub.parse(WORLD_SCHEMA.attributes))
     }
+
+
+def test_the_command_says_what_is_stored_sent_and_who_meets(tmp_path: Path) -> None:
+    world = seeded_world(3, brokers=6, subscriptions=9, events=12)
+    plan, file = make_plan("mst", world.problem, 1), tmp_path / "plan.json"
+    write_plan(plan, file)
+    said = advertisements_of(world)
+    rows = [{"id": ad.id, "client": ad.client, "broker": ad.broker, "sql": ad.sql} for ad in said]
+    ads = tmp_path / "ads.jsonl"
+    ads.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = CliRunner().invoke(app, ["matches", str(file), "--advertisements", str(ads), "--json"])
+    assert told.exit_code == 0, told.output
+    found = json.loads(told.stdout)
+    marked = mark(plan, said)[1]
+    assert found["stored"] == found["least"] == marked.cost
+    assert found["pairs"] == len(overlapping(world, said))
+    assert found["subscriptions_everywhere"] == marked.loads.sub_everywhere
+    assert found["packets"] > 0
+    shown = CliRunner().invoke(app, ["matches", str(file), "--advertisements", str(ads)])
+    assert f"{marked.cost:,} descriptors stored" in shown.output
+    ads.write_text(ads.read_text() + '{"id": "odd", "client": "c", "broker": "nowhere", "sql": "x = 1"}\n')
+    bad = CliRunner().invoke(app, ["matches", str(file), "--advertisements", str(ads)])
+    assert bad.exit_code == SOME_BAD_ROWS
+    assert "nowhere" in bad.output
+    neither = CliRunner().invoke(app, ["matches", str(file)])
+    assert "give either --advertisements or --workload" in " ".join(neither.output.split())
 
 
 def test_a_plan_without_trees_is_refused() -> None:
@@ -458,3 +496,21 @@ def test_a_close_reaches_the_end_and_spares_later_versions() -> None:
     assert broker.table.route("A", {"k": 1}).neighbours == ("C",)
     assert broker.receive("C", Packet(4, [new])) == {"A": Packet(4, [new])}
     assert broker.table.route("A", {"k": 1}).neighbours == ()
+
+
+def test_an_open_of_older_versions_changes_nothing_here_and_goes_on() -> None:
+    """Two brokers may match the same pair at once, one of them by what it knew before an update."""
+    broker = MatchBroker(places_of_parents("ABC", line(*"ABC"), shared=True)[1], SCHEMA)
+    new, old = (
+        Open("A", "C", Descriptor("a", "p", "sql", text, number), Descriptor("s", "c", "sql", text, number))
+        for text, number in (("k < 9", 2), ("k < 1", 1))
+    )
+    broker.receive("C", Packet(1, [new]))
+    assert broker.receive("C", Packet(2, [old])) == {"A": Packet(2, [old])}
+    assert broker.table.route("A", {"k": 5}).neighbours == ("C",)
+    # in the other order the newer one takes its place
+    other = MatchBroker(places_of_parents("ABC", line(*"ABC"), shared=True)[1], SCHEMA)
+    other.receive("C", Packet(1, [old]))
+    assert other.table.route("A", {"k": 5}).neighbours == ()
+    other.receive("C", Packet(2, [new]))
+    assert other.table.route("A", {"k": 5}).neighbours == ("C",)

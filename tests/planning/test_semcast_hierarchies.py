@@ -69,3 +69,13 @@ def test_a_profile_never_joins_one_that_comes_later() -> None:
     found = build_hierarchies(Overlap.of_dense(TABLE_1, rates), at, estimate, [0] * 7)
     assert found.parent[3] == -1
     assert found.parent[5] == 0  # P4 is not there yet
+
+
+@given(rates=st.lists(st.sampled_from([0.0, 1.0, 5.0]), min_size=1, max_size=5))
+def test_every_profile_is_in_one_hierarchy_whatever_a_matrix_says_of_rates(rates: list[float]) -> None:
+    """Of events, profiles that contain each other have one rate; a matrix by hand may say otherwise."""
+    size = len(rates)
+    estimate = EdgeEstimate(all_pairs(line(3, name="line")).distance, 1, np.random.default_rng(0))
+    at = [np.array([1], dtype=np.int32)] * size
+    found = build_hierarchies(Overlap.of_dense(np.ones((size, size)), rates), at, estimate, [0] * size)
+    assert sorted(p for row in found.members for p in row) == list(range(size))

@@ -23,6 +23,8 @@ from ramify.overlay.live.serving import log_to_stderr, until_signal
 from ramify.overlay.live.streams import Endpoint
 from ramify.overlay.live.tasks import end_tasks
 from ramify.overlay.replanning import grid_of
+from ramify.planning.classes import Classes
+from ramify.planning.decay import checked_half_life
 from ramify.planning.demand import Demand
 from ramify.planning.plan import Plan
 from ramify.planning.tally import Counting
@@ -51,6 +53,7 @@ class Coordinating:
     schemes: tuple[str, ...]
     threshold: float
     window_s: float
+    half_life_s: float | None
     least_events: int
     spark: str
     metrics_port: int | None
@@ -62,12 +65,19 @@ class SampleDemand:
 
     One pass per call over the files of the window; Spark starts with the first call and stays. Call it from
     one thread at a time. Events are counted by cells where one of `specs`, or the plan, divides the content
-    space.
+    space. With a half-life they decay by when their file landed, to plan by.
     """
 
-    def __init__(self, directory: Path, window_s: float, url: str, specs: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        window_s: float,
+        url: str,
+        specs: Sequence[str] = (),
+        half_life_s: float | None = None,
+    ) -> None:
         self._directory, self._window_s, self._url = directory, window_s, url
-        self._specs = tuple(specs)
+        self._specs, self._half_life_s = tuple(specs), checked_half_life(half_life_s)
         self._open = contextlib.ExitStack()
         self._spark: SparkSession | None = None
 
@@ -83,23 +93,30 @@ class SampleDemand:
 
     def count(self, plan: Plan) -> Demand | None:
         """As calling it, in this thread."""
-        from ramify.pipeline.files import Files
-        from ramify.pipeline.passes import reckoned
-
         files = self.recent()
         if not files:
             return None
-        spark = self._session()
-        classes = plan.classes
-        source = Files.of(spark, files)
         attached = {**read_publishers(self._directory), **plan.attachments}
-        counting = Counting.of(classes, plan.overlay, attached, grid=grid_of(plan, self._specs))
-        with reckoned(spark, source, classes.filters, counting) as found:
-            demand = found.windows().whole
-            strange = sum(found.unknown.values())
+        how = {"grid": grid_of(plan, self._specs), "half_life_s": self._half_life_s}
+        counting = Counting.of(plan.classes, plan.overlay, attached, **how)
+        demand = self.counted(files, plan.classes, counting)
+        strange = sum(demand.unknown.values())
         if strange:
             _log.warning("%d sampled events come from publishers whose broker is not known", strange)
         return demand if demand.events else None
+
+    def counted(self, files: Sequence[str], classes: Classes, counting: Counting) -> Demand:
+        """The demand of some files, by one pass."""
+        from ramify.pipeline.files import Files
+        from ramify.pipeline.passes import reckoned
+
+        spark = self._session()
+        source = Files.of(spark, files)
+        if counting.half_life_s is not None:
+            # publishers may leave times out, set them wrongly, or replay: when a file landed is known
+            source = source.arriving()
+        with reckoned(spark, source, classes.filters, counting) as found:
+            return found.windows().whole
 
     def _session(self) -> "SparkSession":
         from ramify.pipeline.session import spark_session
@@ -123,7 +140,7 @@ async def _run(asked: Coordinating) -> None:
     source: SampleDemand | None = None
     replanner: Replanner | None = None
     if asked.samples is not None and asked.replan_every_s > 0:
-        source = SampleDemand(asked.samples, asked.window_s, asked.spark, asked.schemes)
+        source = SampleDemand(asked.samples, asked.window_s, asked.spark, asked.schemes, asked.half_life_s)
         replanner = Replanner(
             source,
             asked.replan_every_s,

@@ -1,4 +1,4 @@
-"""The commands of the live overlay: up, status, keys, broker, coordinator."""
+"""The commands of the live overlay: up, keys, broker, coordinator. See `status` for what looks at it."""
 
 import asyncio
 import os
@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
-from rich.live import Live
 
 from ramify.cli.addresses import server_url
 from ramify.cli.app import app
-from ramify.cli.console import friendly, out, say
+from ramify.cli.console import friendly, say
+from ramify.cli.durations import HalfLifeOption, half_life_of
 from ramify.cli.logs import SparkOption
 from ramify.cli.tls_options import TlsCa, TlsCert, TlsKey, tls_context
 from ramify.errors import InputError, LiveError
@@ -28,17 +27,19 @@ if TYPE_CHECKING:
     from ramify.overlay.live.directory import Directory
     from ramify.overlay.live.looking import Overview
     from ramify.overlay.live.machine import Machine
-    from ramify.overlay.live.streams import Endpoint
     from ramify.planning.plan import Plan
 
 __all__: list[str] = []
 
 _START_LIMIT_S = 180.0
-_LOOK_LIMIT_S = 10.0
 
 DirOption = Annotated[Path, typer.Option("--dir", help="The directory of the overlay on this machine.")]
 ClientsOption = Annotated[
     list[str] | None, typer.Option("--client", help="NAME@BROKER: a client to let in; several times.")
+]
+MovableOption = Annotated[
+    bool,
+    typer.Option("--movable", help="Let every server admit every client: see `ramify move`. It stays so."),
 ]
 SchemesOption = Annotated[str, typer.Option(help="Schemes that re-plans may choose from, apart by spaces.")]
 PeriodOption = Annotated[
@@ -103,6 +104,7 @@ def coordinator(
     schemes: SchemesOption = _SCHEMES,
     threshold: ThresholdOption = 0.05,
     window: WindowOption = 600.0,
+    half_life: HalfLifeOption = None,
     least_events: LeastOption = 100,
     spark: SparkOption = "local[*]",
     tls_ca: TlsCa = None,
@@ -135,6 +137,7 @@ def coordinator(
         tuple(schemes.split()),
         threshold,
         window,
+        half_life_of(half_life),
         least_events,
         spark,
         metrics_port,
@@ -162,7 +165,15 @@ def up(
         str | None,
         typer.Option(help="What makes the first plan of a new directory. [default: explicit]"),
     ] = None,
+    matchmaking: Annotated[
+        str | None,
+        typer.Option(
+            help="Without coordinators and plans: brokers make matches over `shared` or `per-source` "
+            "trees. [default: as the directory was run before]"
+        ),
+    ] = None,
     client: ClientsOption = None,
+    movable: MovableOption = False,
     processes: Annotated[int, typer.Option(help="Processes that the brokers share.", min=1)] = 2,
     coordinators: Annotated[
         int, typer.Option(help="Coordinators: one leads, the others stand by.", min=1, max=9)
@@ -172,6 +183,7 @@ def up(
     schemes: SchemesOption = _SCHEMES,
     threshold: ThresholdOption = 0.05,
     window: WindowOption = 600.0,
+    half_life: HalfLifeOption = None,
     least_events: LeastOption = 100,
     spark: SparkOption = "local[*]",
 ) -> None:
@@ -180,12 +192,26 @@ def up(
     from ramify.planning.plan_files import read_plan
 
     check_schemes(scheme or _FIRST, schemes)
-    files = _directory(directory)
+    half_life_of(half_life)
+    files = directory_at(directory)
+    if matchmaking is None and plan is None and scheme is None:
+        matchmaking = files.matchmaking or None
+    if matchmaking is not None:
+        given = {"--plan": plan, "--scheme": scheme, "--replan-every": replan_every, "--movable": movable}
+        _check_matchmaking(matchmaking, [name for name, value in given.items() if value])
+        graph = _overlay_of(files, overlay, None)
+        files.create(graph)
+        files.add_clients(_attached(client or [], graph))
+        matched = MachineConfig(graph, files, (), processes, matchmaking=matchmaking)
+        asyncio.run(_up(Machine(matched), None))
+        return
     made = None if plan is None else read_plan(plan)
     graph = _overlay_of(files, overlay, made)
     files.create(graph)
     attached = {} if made is None else {row.client: row.broker for m in made.classes.members for row in m}
     files.add_clients({**attached, **_attached(client or [], graph)})
+    if movable:
+        files.make_movable()
     first = ["--overlay", str(files.path / "overlay.json")]
     wish = "" if plan is None else uuid.uuid4().hex
     if plan is not None:
@@ -195,6 +221,7 @@ def up(
         *(sys.executable, "-m", "ramify.cli", "coordinator", *first, "--scheme", scheme or _FIRST),
         *("--replan-every", str(replan_every), "--schemes", schemes),
         *("--threshold", str(threshold), "--window", str(window), "--least-events", str(least_events)),
+        *(() if half_life is None else ("--half-life", half_life)),
         *("--spark", spark, "--samples"),
     ]
     # each collects the samples for itself
@@ -246,7 +273,19 @@ def _overlay_of(files: "Directory", named: str | None, plan: "Plan | None") -> O
     return overlay_from(named or "cloud-regions")
 
 
-async def _up(machine: "Machine", asked_for: _Asked) -> None:
+def _check_matchmaking(trees: str, others: Sequence[str]) -> None:
+    from ramify.overlay.matchmaking.places import TREES
+
+    if trees not in TREES:
+        raise InputError(f"--matchmaking {trees[:40]!r}: give {' or '.join(TREES)}")
+    if others:
+        raise InputError(
+            f"{', '.join(others)} with --matchmaking: brokers that make matches have no plans. "
+            "Leave one of them out"
+        )
+
+
+async def _up(machine: "Machine", asked_for: _Asked | None) -> None:
     from ramify.overlay.live.serving import until_signal
     from ramify.overlay.live.tasks import end_tasks
 
@@ -263,7 +302,7 @@ async def _up(machine: "Machine", asked_for: _Asked) -> None:
         say(f"stopped; the data stays in {machine.directory.path}")
 
 
-async def _run(machine: "Machine", asked: _Asked) -> None:
+async def _run(machine: "Machine", asked: _Asked | None) -> None:
     overlay, path = machine.config.overlay, machine.directory.path
     say(f"{overlay.name}: {len(overlay)} brokers from {path}")
     running = await machine.start()
@@ -271,30 +310,37 @@ async def _run(machine: "Machine", asked: _Asked) -> None:
     began = time.monotonic()
     view = await until_routing(machine, _START_LIMIT_S)
     took = time.monotonic() - began
-    say(f"all brokers route after {took:.1f} s; control at {running.control_url}")
-    say(await _told_plan(machine, view, asked))
+    if asked is None:
+        say(f"all brokers route after {took:.1f} s")
+        say(
+            f"matches over {machine.config.matchmaking} trees, no coordinator: who publishes must advertise"
+        )
+    else:
+        say(f"all brokers route after {took:.1f} s; control at {running.control_url}")
+        say(await _told_plan(machine, view, asked))
     names = sorted(machine.directory.clients())
     example = names[0] if names else "alice"
     if not names:
         say(f"let a client in:   ramify keys --dir {path} --client alice@{overlay.brokers[0]}")
     say(f"what it does:      ramify status --dir {path}")
     say(f"subscribe:         ramify sub --dir {path} --client {example} --sql \"type = 'order.created'\"")
-    say(f"publish:           ramify pub --dir {path} --client {example} events.ndjson")
+    said = "" if asked is not None else " --advertise \"type = 'order.created'\""
+    say(f"publish:           ramify pub --dir {path} --client {example}{said} events.ndjson")
     say("Ctrl-C stops everything that was started.")
     await watching
 
 
 async def until_routing(machine: "Machine", limit_s: float) -> "Overview":
     """Wait until every broker of this run routes by the newest plan. `LiveError` with what is missing."""
-    from ramify.overlay.live.looking import look
-    from ramify.overlay.live.store import Store
+    from ramify.overlay.live.looking import looking_here
 
-    store = await Store.connect(machine.directory.viewer(machine.control_url))
+    running = machine.directory.running()
+    assert running is not None
     late: list[str] = []
     try:
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout(limit_s), looking_here(machine.directory, running) as look:
             while True:
-                view = await look(store)
+                view = await look()
                 late = view.behind(since=machine.started_at)
                 if not late and len(view.brokers) == len(machine.config.overlay):
                     return view
@@ -307,8 +353,6 @@ async def until_routing(machine: "Machine", limit_s: float) -> "Overview":
             f"not all brokers route after {limit_s:g} s: {', '.join(late) or 'none has registered'}. "
             f"The logs in {logs} say why."
         ) from None
-    finally:
-        await store.close()
 
 
 async def _told_plan(machine: "Machine", view: "Overview", asked: _Asked) -> str:
@@ -342,6 +386,7 @@ def keys(
         list[str] | None,
         typer.Option("--coordinator", help="NAME of a coordinator that stands by; several times."),
     ] = None,
+    movable: MovableOption = False,
 ) -> None:
     """Make keys and the accounts of every server; or let clients into an overlay, also while it runs.
 
@@ -352,14 +397,16 @@ def keys(
     from ramify.overlay.live.security import Client, Control, Neighbour, Router
     from ramify.overlay.live.site import Site
 
-    files = _directory(directory)
+    files = directory_at(directory)
     if overlay is not None:
         files.create(overlay_from(overlay))
     graph = files.overlay()
     files.add_clients(_attached(client or [], graph))
     files.add_coordinators(coordinator or [])
+    if movable:
+        files.make_movable()
     ring, clients = files.ring, files.clients()
-    site = Site(graph, files.path, clients)
+    site = Site(graph, files.path, clients, movable=files.movable)
     accounts = files.path / "accounts"
     accounts.mkdir(exist_ok=True)
     for name in graph.brokers:
@@ -377,76 +424,11 @@ def keys(
         say("the overlay that runs from here lets them in within a second")
 
 
-@app.command()
-@friendly
-def status(
-    directory: DirOption = Path("ramify-data"),
-    control: Annotated[str | None, typer.Option(help="A control server elsewhere, with --key.")] = None,
-    key: Annotated[Path | None, typer.Option(help="The seed file of one of its users.")] = None,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    watch: Annotated[bool, typer.Option(help="Show it anew every two seconds, until Ctrl-C.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Say what runs: the leader, plans, every broker's epoch, traffic and lag, latest decisions."""
-    from ramify.cli.showing import show
-    from ramify.overlay.live.security import Control, read_seed
-    from ramify.overlay.live.streams import Endpoint
-
-    if control is None:
-        files = _directory(directory)
-        running = files.running()
-        if running is None:
-            raise InputError("nothing runs from here: start it with `ramify up`", path=str(files.path))
-        endpoint = files.viewer(running.control_url)
-    else:
-        if key is None:
-            raise InputError("give --key with --control: the seed file of a user of the control server")
-        role = Control("viewer")
-        context = tls_context(tls_ca, tls_cert, tls_key)
-        endpoint = Endpoint(server_url(control), read_seed(key).seed, role.inbox_prefix, "status", context)
-    view = asyncio.run(_look(endpoint, watch and not as_json))
-    if as_json:
-        print(msgspec.json.encode(view).decode())
-    elif not watch:
-        show(view)
-    if not view.routing:
-        raise typer.Exit(1)
-
-
-async def _look(endpoint: "Endpoint", watch: bool) -> "Overview":
-    from ramify.cli.showing import table
-    from ramify.overlay.live.looking import look
-    from ramify.overlay.live.store import Store
-
-    failed: list[str] = []
-    try:
-        async with asyncio.timeout(_LOOK_LIMIT_S):
-            store = await Store.connect(endpoint, failed=lambda error: failed.append(str(error)))
-    except TimeoutError:
-        why = failed[-1] if failed and failed[-1] else "no answer"
-        raise LiveError(
-            f"cannot connect to the control server at {endpoint.url} within {_LOOK_LIMIT_S:g} s: {why}. "
-            "Is it running, and is the key one that it knows?"
-        ) from None
-    try:
-        view = await look(store)
-        if watch:
-            with Live(console=out, refresh_per_second=2) as live:
-                while True:
-                    live.update(table(view, out.width))
-                    await asyncio.sleep(2)
-                    view = await look(store)
-        return view
-    finally:
-        await store.close()
-
-
 # ------------------------------------------------------------------------------------------------ parts
 
 
-def _directory(path: Path) -> "Directory":
+def directory_at(path: Path) -> "Directory":
+    """The overlay of a directory on this machine."""
     from ramify.overlay.live.directory import Directory
 
     return Directory(path.absolute())

@@ -15,6 +15,8 @@ from ramify.planning.kyra.measures import measures
 __all__ = ["NAME_WIDTH", "fitted", "measure_table"]
 
 NAME_WIDTH = 20
+_NARROW = 16
+"""Beside nine figures, in eighty characters."""
 
 _LEGEND = (
     "storage: parts of subscriptions per broker, and the share of all that it knows;\n"
@@ -27,7 +29,8 @@ _LEGEND = (
 def measure_table(rows: Iterable[Row]) -> Table:
     """A row for each scheme that was priced."""
     table = plain_table(caption=_LEGEND, caption_justify="left")
-    table.add_column("scheme", no_wrap=True, width=NAME_WIDTH)
+    table.padding = (0, 1, 0, 0)
+    table.add_column("scheme", no_wrap=True, width=_NARROW)
     for name in ("storage", "share", "matched", "node", "max", "link", "max", "NRU"):
         table.add_column(name, justify="right", no_wrap=True)
     ideal: Mapping[str, Any] = {}
@@ -36,7 +39,7 @@ def measure_table(rows: Iterable[Row]) -> Table:
             table.add_row(*_cells(row.name, measures(row.test).figures()))
             ideal = row.test.yardstick.ideal.figures()
     if ideal:
-        table.add_row(*_cells("multicast (ideal)", {**ideal, "nru": 1.0}), style="italic")
+        table.add_row(*_cells("ideal multicast", {**ideal, "nru": 1.0}), style="italic")
     return table
 
 
@@ -49,9 +52,9 @@ def _cells(name: str, told: Mapping[str, Any]) -> list[str]:
     share, nru = told.get("storage_share"), told["nru"]
     stress = [f"{where}_stress_{what}" for where in ("node", "link") for what in ("mean", "max")]
     return [
-        fitted(name, NAME_WIDTH),
+        fitted(name, _NARROW),
         _count(told.get("storage_mean")),
-        "-" if share is None else f"{100 * share:.1f} %",
+        "-" if share is None else f"{100 * share:.0f} %",
         _count(told.get("processing")),
         *(_count(told[key]) for key in stress),
         "-" if nru is None else f"{nru:.3f}",

@@ -7,7 +7,7 @@ import os
 import ssl
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -64,11 +64,16 @@ def pub(
     time_field: TimeField = "time",
     time_unit: TimeUnitOption = TimeUnit.NONE,
     give_up: Annotated[float, typer.Option(help="Seconds to wait for an acknowledgement.")] = 60.0,
+    advertise: Annotated[
+        list[str] | None,
+        typer.Option(help="Say first that the client publishes what this filter (SQL) holds for."),
+    ] = None,
 ) -> None:
     """Publish events, each accepted durably before the next are read. Bad lines are named and skipped."""
     where = _where(client, url, key, directory, tls_context(tls_ca, tls_cert, tls_key))
     mapping = field_mapping(id_field, "publisher", time_field, time_unit)
-    done = asyncio.run(_publish(client, where, _read(source, mapping), mapping, give_up))
+    parts = _read(source, mapping)
+    done = asyncio.run(_publish(client, where, parts, mapping, give_up, advertise or []))
     accepted, before, bad = done
     told = [f"published {accepted:,} events"]
     if before:
@@ -102,6 +107,9 @@ def sub(
     position_file: Annotated[
         Path | None, typer.Option(help="Go on after the position in this file, and keep it there.")
     ] = None,
+    latency_ms: Annotated[
+        float | None, typer.Option(help="How late events may come, where the plan bounds that.")
+    ] = None,
 ) -> None:
     """Print one event a line until Ctrl-C: a CloudEvent as such, another as the JSON that was published.
 
@@ -114,7 +122,7 @@ def sub(
     if wanted is None and id is not None:
         raise InputError("an id needs a filter: give --sql, --pattern or --keywords")
     position = None if position_file is None else _Position.read(position_file)
-    asyncio.run(_until_interrupted(_print_events(client, where, wanted, id, count, position)))
+    asyncio.run(_until_interrupted(_print_events(client, where, wanted, id, count, position, latency_ms)))
 
 
 # ------------------------------------------------------------------------------------------ connecting
@@ -160,12 +168,19 @@ def _json(text: str, what: str) -> Any:
 
 
 async def _publish(
-    name: str, where: _Where, parts: Iterator[Decoded], mapping: FieldMapping, give_up_s: float
+    name: str,
+    where: _Where,
+    parts: Iterator[Decoded],
+    mapping: FieldMapping,
+    give_up_s: float,
+    advertised: Sequence[str],
 ) -> tuple[int, int, int]:
     """How many events were accepted, how many of them had been before, and how many are bad."""
     accepted = bad = 0
     columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} events accepted"))
     async with Client.connect(name, where[0], seed_file=where[1], tls=where[2]) as client:
+        for filter_ in advertised:
+            await client.advertise(sql=filter_)
         with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as shown:
             task = shown.add_task("", total=None)
             # reading waits for standard input: not in the way of the connection
@@ -266,6 +281,7 @@ async def _print_events(
     id: str | None,
     count: int | None,
     position: _Position | None,
+    latency_ms: float | None,
 ) -> None:
     after = None if position is None else position.after
     skipped = 0
@@ -273,7 +289,9 @@ async def _print_events(
         own = None
         if wanted is not None:
             made = await client.subscribe(
-                wanted.sql or wanted.pattern or wanted.keywords, id=id or f"sub-{filter_id(wanted)}"
+                wanted.sql or wanted.pattern or wanted.keywords,
+                id=id or f"sub-{filter_id(wanted)}",
+                latency_ms=latency_ms,
             )
             own = made.id
         try:

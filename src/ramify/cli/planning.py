@@ -337,6 +337,8 @@ def _show(study: Study, found: Comparison, half_life: str | None) -> None:
             f"{study.events:,} events: planned on {windows[0]:,}, chosen on {windows[1]:,}, "
             f"reported on {windows[2]:,} that neither has seen."
         )
+        if study.problem.overlap is not None:
+            say("SemCast's hierarchies are made of the tables of --overlap, and those of all their events.")
     else:
         say(f"Only {study.events:,} events: too few to hold any back; figures are of what was planned on.")
     out.print(_table(found))
@@ -462,6 +464,7 @@ def _summary(study: Study, found: Comparison) -> dict[str, Any]:
         "chosen": None if found.best is None else found.best.name,
         "events": study.events,
         "held_back": study.held_back,
+        "overlap_of_tables": study.problem.overlap is not None,
         "unknown_publishers": sum(study.unknown.values()),
         "bound": None if bound is None else {"value": bound.value, "low": bound.low, "exact": bound.exact},
         "references": {
@@ -478,6 +481,7 @@ def _summary(study: Study, found: Comparison) -> dict[str, Any]:
                 "refused": [asdict(each) for each in row.refused],
                 "late": [asdict(each) for each in row.late],
                 "seconds": row.seconds,
+                "settings": None if row.plan is None else dict(row.plan.settings),
                 "train": None if row.train is None else dict(row.train.figures()),
                 "test": None if row.test is None else dict(row.test.figures()),
                 "measures": None if row.test is None else dict(measures(row.test).figures()),

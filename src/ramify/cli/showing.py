@@ -27,8 +27,7 @@ _WAITING_SHOWN = 3
 
 def show(view: Overview) -> None:
     """Print it all."""
-    leader = view.leader or "nobody: plans and subscriptions stay as they are until a coordinator runs"
-    say(f"leader {leader}; {view.clients} clients")
+    say(_first_line(view))
     for epoch in view.epochs:
         waits = "; ".join(f"{name} {why}" for name, why in list(epoch.waiting.items())[:_WAITING_SHOWN])
         text = f"epoch {epoch.epoch}.{epoch.revision} {epoch.state}"
@@ -41,6 +40,18 @@ def show(view: Overview) -> None:
         at = decided.get("at")
         when = time.strftime("%H:%M:%S", time.localtime(at if isinstance(at, float) else 0))
         say(f"{when} {decided.get('action')}: {decided.get('reason')}")
+
+
+def _first_line(view: Overview) -> str:
+    if view.matchmaking:
+        said = [broker.status for broker in view.brokers if broker.status is not None]
+        stored, channels = (sum(getattr(s, name) for s in said) for name in ("descriptors", "channels"))
+        return (
+            f"no coordinator: matches over {view.matchmaking} trees; {view.clients} clients, "
+            f"{stored:,} descriptors stored, {channels:,} entries of data channels"
+        )
+    leader = view.leader or "nobody: plans and subscriptions stay as they are until a coordinator runs"
+    return f"leader {leader}; {view.clients} clients"
 
 
 def _remarks(broker: BrokerView) -> list[str]:

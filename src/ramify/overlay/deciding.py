@@ -14,9 +14,13 @@ plans up to the records, and end where the one before would have ended.
 The *head* is the newest epoch that is to be flipped to. What it lacks, because its kind of plan cannot take
 it, is not active and waits for the next plan. An older epoch may lack more: `missing` waits until nobody
 stamps events with that one.
+
+A client that moves to another broker (`moving`) does so with a new epoch: that and all later ones have it
+there, those before where it was, whatever is revised meanwhile. The record follows when the older are gone.
 """
 
 import json
+from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -51,6 +55,7 @@ from ramify.planning.changes import add_subscription, delete_subscription, redo,
 from ramify.planning.demand import Demand
 from ramify.planning.plan import Plan
 from ramify.planning.plan_files import decode_plan, encode_plan
+from ramify.planning.semcast.lateness import TooLateError, refuses
 
 __all__ = [
     "MOST_CHANGES",
@@ -261,10 +266,10 @@ def records_of(plan: Plan) -> dict[str, ClientRecord]:
     return found
 
 
-def wanted_of(record: ClientRecord) -> dict[str, Subscription]:
-    """The subscriptions of a client that count."""
+def wanted_of(record: ClientRecord, at: str | None = None) -> dict[str, Subscription]:
+    """The subscriptions of a client that count, at its broker or another."""
     return {
-        id_: subscription_of(record.client, record.broker, id_, held.filter, held.latency_ms)
+        id_: subscription_of(record.client, at or record.broker, id_, held.filter, held.latency_ms)
         for id_, held in record.subscriptions.items()
         if not held.suspended
     }
@@ -283,6 +288,7 @@ class LivePlan:
     changes: list[tuple[int, str]] = field(default_factory=list)
     lacks: dict[str, Lack] = field(default_factory=dict)
     demand: Demand | None = None
+    at: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def keys(self) -> list[str]:
@@ -354,7 +360,8 @@ class Book:
             plan = decode_plan(read(epoch.plan_key))
             for _, key in epoch.changes:
                 plan = applied(plan, decode(read(key), Changes).changes)
-            made.live[epoch.epoch] = LivePlan(plan, epoch.plan_key, epoch.base, list(epoch.changes))
+            live = LivePlan(plan, epoch.plan_key, epoch.base, list(epoch.changes), at=dict(epoch.at))
+            made.live[epoch.epoch] = live
         return made
 
     @property
@@ -386,7 +393,7 @@ class Book:
         """
         ids = None if touched is None else list(touched)
         found = {
-            epoch: revised(live.plan, self.wanted, ids, live.demand, self.matching, hints)
+            epoch: revised(live.plan, self.wanted_at(live.at), ids, live.demand, self.matching, hints)
             for epoch, live in self.live.items()
         }
         for epoch, made in found.items():
@@ -411,23 +418,63 @@ class Book:
         """A new epoch for a plan, brought up to what is wanted. Raises `EpochError` while three live.
 
         The plan must pass `check`; and it must be able to take all that the head has, else `PlanError`.
-        What both lack waits for the plan after: were it refused, plans could be overtaken for ever.
+        What both lack waits for the plan after: were it refused, plans could be overtaken for ever. Clients
+        are where the head has them, also in a plan that was made when they were elsewhere.
         """
-        made = revised(plan, self.wanted, demand=demand)
+        return self._propose(plan, demand, {} if self.epochs.wanted is None else self.head.at)
+
+    def move(
+        self, to: Mapping[str, str], plan: Plan | None = None, demand: Demand | None = None
+    ) -> tuple[int, list[Write]]:
+        """As `propose`, with clients at other brokers: the head's plan but for them, or the one given."""
+        demand = self.head.demand if plan is None else demand
+        return self._propose(plan or self.head.plan, demand, {**self.head.at, **to})
+
+    def _propose(self, plan: Plan, demand: Demand | None, at: Mapping[str, str]) -> tuple[int, list[Write]]:
+        made = revised(self.with_clients_at(plan, at), self.wanted_at(at), demand=demand)
         head = None if self.epochs.wanted is None else self.head
         waiting = {} if head is None else head.lacks
-        if lost := [lack.reason for id_, lack in made.lacks.items() if lack.replan and id_ not in waiting]:
+        moved = {
+            id_ for client in at if client in self.records for id_ in self.records[client].subscriptions
+        }
+        if lost := [
+            lack.reason
+            for id_, lack in made.lacks.items()
+            if (lack.replan or id_ in moved) and id_ not in waiting
+        ]:
             raise PlanError(f"plan {plan.scheme} was overtaken by subscriptions:", lost)
         like = None if head is None else head.plan
         tidy, name = _tidied(made.plan, like), self._fresh()
         epoch = self.epochs.propose(name)
-        live = LivePlan(tidy, f"plans.{name}", self.epochs.revision, [], made.lacks, made.demand)
+        live = LivePlan(tidy, f"plans.{name}", self.epochs.revision, [], made.lacks, made.demand, dict(at))
         self.live[epoch] = live
         return epoch, _plan_writes(live.plan_key, tidy)
 
+    def wanted_at(self, at: Mapping[str, str]) -> Mapping[str, Subscription]:
+        """What is wanted, with some clients at other brokers than their records say."""
+        moved: dict[str, Subscription] = {}
+        for client, broker in at.items():
+            record = self.records.get(client)
+            if record is not None and record.broker != broker:
+                moved |= wanted_of(record, broker)
+        return ChainMap(moved, self.wanted) if moved else self.wanted
+
+    def with_clients_at(self, plan: Plan, at: Mapping[str, str]) -> Plan:
+        """A plan that attaches no client that has moved to a broker where it was before."""
+        known, records = plan.attachments, self.records
+        moved = {c: record.broker for c in known if (record := records.get(c)) is not None and record.lanes}
+        stale = {c: b for c, b in {**moved, **at}.items() if known.get(c, b) != b}
+        return replace(plan, attachments={**known, **stale}) if stale else plan
+
+    def places_of(self, client: str) -> dict[int, str]:
+        """The broker that each live plan has a client at, for one that has a record."""
+        recorded = self.records[client].broker
+        return {epoch: live.at.get(client, recorded) for epoch, live in self.live.items()}
+
     def is_head(self, plan: Plan) -> bool:
         """Whether a plan, with what is wanted now, is the head's."""
-        made = revised(plan, self.wanted)
+        at = self.head.at
+        made = revised(self.with_clients_at(plan, at), self.wanted_at(at))
         return encode_plan(_tidied(made.plan)) == encode_plan(_tidied(self.head.plan))
 
     def long(self) -> list[int]:
@@ -457,10 +504,16 @@ class Book:
         for epoch in self.live.keys() - set(self.epochs.live):
             self.dropped += self.live.pop(epoch).keys
         live = [
-            LiveEpoch(epoch, each.plan_key, each.base, list(each.changes))
+            LiveEpoch(epoch, each.plan_key, each.base, list(each.changes), self._apart(each))
             for epoch, each in sorted(self.live.items())
         ]
         return Write(STATE, encode(State(msgspec.Raw(self.epochs.to_json()), live)))
+
+    def _apart(self, live: LivePlan) -> dict[str, str]:
+        """The clients that a plan has elsewhere than their records; the others need no mention any more."""
+        records = self.records
+        live.at = {c: b for c, b in live.at.items() if c not in records or records[c].broker != b}
+        return dict(live.at)
 
     def referred(self) -> set[str]:
         """The keys of plans and changes that the state needs."""
@@ -495,6 +548,26 @@ class Book:
         late = epochs.registered - active
         return dict.fromkeys(sorted(late), f"has not confirmed revision {revision}")
 
+    def too_late(self, row: Subscription) -> str:
+        """Why the head refuses a subscription for its latency bound; empty where it does not.
+
+        Costs as much as adding it, on plans that refuse; nothing on others.
+        """
+        plan = self.head.plan
+        if not refuses(plan):
+            return ""
+        if row.id in plan.classes.class_of:
+            plan = delete_subscription(plan, row.id).plan
+        try:
+            add_subscription(plan, row, Demand.of([]))
+        except TooLateError as error:
+            return error.reason
+        except InputError:
+            return ""  # for another reason: told where it is added
+        return ""
+
     def can_roll_back_to(self, epoch: int) -> bool:
-        """Whether an epoch is live and has everything that is wanted."""
-        return self.epochs.state(epoch) is not Life.RETIRED and not self.live[epoch].lacks
+        """Whether an epoch is live and has everything that is wanted, with clients where they are now."""
+        if self.epochs.state(epoch) is Life.RETIRED or self.live[epoch].lacks:
+            return False
+        return self._apart(self.live[epoch]) == self._apart(self.head)

@@ -26,6 +26,7 @@ from ramify.planning.catalog import SCHEMES, make_plan, parameters
 from ramify.planning.changes import Decision, replan
 from ramify.planning.check import check
 from ramify.planning.demand import NO_CELL, Demand
+from ramify.planning.kyra.drift import drift
 from ramify.planning.plan import Plan
 from ramify.planning.plan_files import decode_plan, encode_plan
 from ramify.planning.problem import Problem
@@ -97,6 +98,7 @@ class _Demand(msgspec.Struct, frozen=True):
     clients: list[str]
     seconds: float
     factor: float
+    recent: bytes | None = None
 
 
 _ARRAYS: dict[str, Any] = {
@@ -125,6 +127,7 @@ class _Made(msgspec.Struct, frozen=True):
     old_cost: float | None
     new_cost: float | None
     saving: float | None
+    moves: str = ""
 
 
 @dataclass(frozen=True)
@@ -156,27 +159,32 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What came of a job. `plan` is None when there is nothing to install; `tried` says why."""
+    """What came of a job. `plan` is None when there is nothing to install; `tried` says why.
+
+    `moves` says how many subscriptions get another proxy, where the plan before and the new one have zones.
+    """
 
     tried: tuple[Tried, ...]
     plan: Plan | None
     old_cost: float | None = None
     new_cost: float | None = None
     saving: float | None = None
+    moves: str = ""
 
     @classmethod
     def decode(cls, data: bytes) -> "Made":
         """What `make_plans` gave."""
         told = msgspec.msgpack.decode(data, type=_Made)
         plan = None if told.plan is None else decode_plan(told.plan)
-        return cls(tuple(told.tried), plan, told.old_cost, told.new_cost, told.saving)
+        return cls(tuple(told.tried), plan, told.old_cost, told.new_cost, told.saving, told.moves)
 
 
 def make_plans(data: bytes) -> bytes:
     """Do a job. Schemes that refuse, fail `check` or leave events undelivered become reasons.
 
     A scheme is weighed on events that it has not seen, where there are enough: it plans for a random half
-    and is priced, with the present plan, on the other. What is kept is made for all of them.
+    and is priced, with the present plan, on the other. What is kept is made for all of them. Where events
+    decay (`Demand.recent`), plans are made for the recent ones and priced on all.
     """
     job = msgspec.msgpack.decode(data, type=_Job)
     old = decode_plan(job.plan)
@@ -208,9 +216,13 @@ def make_plans(data: bytes) -> bytes:
     if best is None:
         return msgspec.msgpack.encode(_Made(tried, None, None, None, None))
     spec, weighed = best
-    kept = encode_plan(made_for(spec, demand)) if weighed.install else None
     costs = weighed.old_cost, weighed.new_cost, weighed.saving
-    return msgspec.msgpack.encode(_Made(tried, kept, *costs))
+    if not weighed.install:
+        return msgspec.msgpack.encode(_Made(tried, None, *costs))
+    kept = made_for(spec, demand)
+    moves = drift(old, kept, demand)
+    said = "" if moves is None else str(moves)
+    return msgspec.msgpack.encode(_Made(tried, encode_plan(kept), *costs, said))
 
 
 def _halves(demand: Demand, seed: int) -> tuple[Demand, Demand]:
@@ -222,10 +234,12 @@ def _halves(demand: Demand, seed: int) -> tuple[Demand, Demand]:
 
 
 def _part(demand: Demand, count: Longs) -> Demand:
-    """So many events of each pattern, each as large as the mean, standing for all."""
-    size = np.rint(demand.size * (count / np.maximum(demand.count, 1))).astype(np.int64)
+    """So many events of each pattern, each as large and as old as the mean, standing for all."""
+    share = count / np.maximum(demand.count, 1)
+    size = np.rint(demand.size * share).astype(np.int64)
     factor = demand.factor * demand.events / max(1, int(count.sum()))
-    part = replace(demand, count=count.astype(np.int64), size=size, factor=factor)
+    recent = None if demand.recent is None else demand.recent * share
+    part = replace(demand, count=count.astype(np.int64), size=size, factor=factor, recent=recent)
     return part.take(np.flatnonzero(count))
 
 
@@ -278,22 +292,26 @@ def grown(plan: Plan, wanted: Mapping[str, Subscription]) -> Plan:
             classes, _ = classes.with_subscription(wanted[id_], plan.overlay)
         except InputError:
             continue
-    return replace(plan, classes=classes, channels=(), paths={}, regions=())
+    return replace(plan, classes=classes, channels=(), paths={}, legs={}, regions=())
 
 
 def _demand_out(demand: Demand) -> _Demand:
-    arrays = {
+    arrays: dict[str, Any] = {
         name: np.ascontiguousarray(getattr(demand, name), dtype=kind).tobytes()
         for name, kind in _ARRAYS.items()
     }
-    return _Demand(**arrays, clients=list(demand.clients), seconds=demand.seconds, factor=demand.factor)
+    recent = None if demand.recent is None else np.ascontiguousarray(demand.recent).tobytes()
+    known: dict[str, Any] = {"seconds": demand.seconds, "factor": demand.factor, "recent": recent}
+    return _Demand(**arrays, clients=list(demand.clients), **known)
 
 
 def _demand_in(row: _Demand) -> Demand:
     arrays: dict[str, Any] = {
         name: np.frombuffer(getattr(row, name), dtype=kind).copy() for name, kind in _ARRAYS.items()
     }
-    return Demand(**arrays, clients=tuple(row.clients), seconds=row.seconds, factor=row.factor)
+    recent = None if row.recent is None else np.frombuffer(row.recent).reshape(2, -1).copy()
+    known: dict[str, Any] = {"seconds": row.seconds, "factor": row.factor, "recent": recent}
+    return Demand(**arrays, clients=tuple(row.clients), **known)
 
 
 # ------------------------------------------------------------------------------------------- measured

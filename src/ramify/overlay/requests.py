@@ -7,11 +7,12 @@ An id x of client c names the subscription c/x; one that came with a plan keeps 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from ramify.content.events import AttributeType
+from ramify.content.subscriptions import Subscription
 from ramify.errors import FilterError, InputError, LimitError
 from ramify.overlay.live.control import (
     Advertisement,
@@ -20,6 +21,7 @@ from ramify.overlay.live.control import (
     Passed,
     Problem,
     Request,
+    Spelled,
     encode,
     subscription_of,
 )
@@ -48,6 +50,8 @@ class Rules:
     owner      the client of a subscription id; None when nobody has it
     removed    whether a client had this subscription or advertisement a while ago
     most_bytes of a record that a request makes longer
+    moving     client -> the broker that plans have begun to move it to; it may ask there too
+    too_late   why the plan refuses a subscription for its latency bound; empty where it does not
     """
 
     brokers: frozenset[str]
@@ -56,6 +60,8 @@ class Rules:
     owner: Callable[[str], str | None]
     removed: Callable[[str, str], bool] = lambda _client, _id: False
     most_bytes: int = MOST_RECORD_BYTES
+    moving: Mapping[str, str] = field(default_factory=dict)
+    too_late: Callable[[Subscription], str] = lambda _row: ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +74,8 @@ class Asked:
 
 
 class _RefusedError(Exception):
-    def __init__(self, code: str, reason: str) -> None:
-        self.problem = Problem(code, reason)
+    def __init__(self, code: str, reason: str, broker: str = "") -> None:
+        self.problem = Problem(code, reason, broker)
 
 
 def ask(record: ClientRecord | None, passed: Passed, rules: Rules) -> Asked:
@@ -86,7 +92,12 @@ def _placed(record: ClientRecord, passed: Passed, rules: Rules) -> ClientRecord:
     broker = passed.broker
     if broker not in rules.brokers:
         raise _RefusedError("bad_request", f"the overlay has no broker {broker!r}: correct its name")
-    at = record.broker if record.subscriptions else rules.attached.get(record.client, broker)
+    if rules.moving.get(record.client) == broker:
+        return record
+    stays = record.subscriptions or record.lanes or record.client in rules.moving
+    at = record.broker if stays else rules.attached.get(record.client, broker)
+    if at != broker and record.lanes:
+        raise _RefusedError("moved", f"client {record.client!r} has moved to broker {at!r}: ask there", at)
     if at != broker:
         raise _RefusedError(
             "bad_request",
@@ -116,7 +127,8 @@ def _subscribe(record: ClientRecord, passed: Passed, rules: Rules) -> Asked:
                 f"subscription {request.id!r} has another filter: unsubscribe it first, or use another id",
             )
     kept = request.filter if known is None else known.filter
-    held = Held(kept, request.quota_bytes, request.lease_s, latency_ms=known.latency_ms if known else None)
+    latency_ms = _latency(record, id_, kept, request, rules)
+    held = Held(kept, request.quota_bytes, request.lease_s, latency_ms=latency_ms)
     counting, woken = _counting(record)
     more = msgspec.structs.replace(counting, subscriptions={**counting.subscriptions, id_: held})
     if known is None:
@@ -231,6 +243,22 @@ def _key(record: ClientRecord, id_: str, request: Request, rules: Rules) -> byte
         raise _RefusedError("too_complex", str(error)) from None
     except InputError as error:
         raise _RefusedError("bad_request", error.reason) from None
+
+
+def _latency(
+    record: ClientRecord, id_: str, filter: Spelled, request: Request, rules: Rules
+) -> float | None:
+    """The bound that a subscription has afterwards: the one it had, unless another is asked for."""
+    known = record.subscriptions.get(id_)
+    asked = request.latency_ms
+    if asked is None or (known is not None and known.latency_ms == asked):
+        return None if known is None else known.latency_ms
+    if not 0 < asked <= _MOST_NUMBER:
+        raise _RefusedError("bad_request", f"latency_ms = {asked}: it must be above 0")
+    why = rules.too_late(subscription_of(record.client, record.broker, id_, filter, asked))
+    if why:
+        raise _RefusedError("too_late", why)
+    return asked
 
 
 def _check_size(record: ClientRecord, rules: Rules) -> None:

@@ -27,6 +27,7 @@ from ramify.overlay.live.led_store import Stores
 from ramify.overlay.live.tasks import end_tasks
 from ramify.overlay.replanning import Cost, Decided, Job, Made, Measured, grown, has_risen, spec_of
 from ramify.planning.demand import Demand
+from ramify.planning.kyra.drift import drift
 from ramify.planning.plan import Plan
 
 __all__ = ["Adapter", "DemandSource", "Make", "Replanner", "Settings"]
@@ -190,7 +191,8 @@ class Adapter:
     async def _for_lack(self, plan: Plan, demand: Demand | None) -> tuple[Made | None, Demand | None]:
         """A plan of the head's scheme that has everything that is wanted."""
         await self._synchronise()
-        bare = await asyncio.to_thread(grown, plan, dict(self._book.wanted))
+        wanted = self._book.wanted_at(self._book.head.at)
+        bare = await asyncio.to_thread(grown, plan, dict(wanted))
         specs = [spec_of(plan, self._settings.scheme)]
         return await self._make_plans(Job(bare, specs, demand)), demand
 
@@ -238,7 +240,7 @@ class Adapter:
     async def _propose_pending(self) -> None:
         """Install a plan that the head's lack made necessary; wait while three epochs live."""
         assert self._pending is not None
-        before = self._book.head.plan
+        before, plan = self._book.head.plan, self._pending[0]
         try:
             epoch = await self._propose(*self._pending)
         except EpochError as error:
@@ -251,7 +253,9 @@ class Adapter:
             return
         self._pending = self._trial = None
         self._book.blocked = {}
-        await self._decide("install", "subscriptions that the plan before cannot take", before, epoch=epoch)
+        moves = await asyncio.to_thread(drift, before, plan)
+        reason = "subscriptions that the plan before cannot take" + (f"; {moves}" if moves else "")
+        await self._decide("install", reason, before, epoch=epoch)
 
     async def _install(self, made: Made, plan: Plan, demand: Demand | None) -> None:
         old, before = self._book.epochs.wanted, self._book.head.plan
@@ -264,7 +268,7 @@ class Adapter:
             marks = tuple(cost for head, cost in self._marks if head == old)
             self._trial = _Trial(epoch, old, before, time.monotonic(), marks)
         saving = 0.0 if made.saving is None else made.saving
-        reason = f"saves {saving:.1%} of the predicted cost"
+        reason = f"saves {saving:.1%} of the predicted cost" + (f"; {made.moves}" if made.moves else "")
         await self._decide("install", reason, before, made, epoch=epoch)
 
     async def _judge(self, trial: _Trial) -> None:

@@ -11,6 +11,7 @@ A request may be made again at will: the same one has the same effect.
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import msgspec
 import nats.errors
@@ -34,7 +35,7 @@ from ramify.overlay.live.control import (
 from ramify.overlay.live.names import CONTROL, name_of
 from ramify.overlay.live.quotas import Guard
 
-__all__ = ["MOST_REQUEST_BYTES", "Asker", "Leader", "check_request"]
+__all__ = ["MOST_REQUEST_BYTES", "Asker", "Decides", "Leader", "Moves", "check_request", "respond"]
 
 MOST_REQUEST_BYTES = 128 << 10
 LONGEST_WAIT_S = 60.0
@@ -45,8 +46,10 @@ _MOST_AT_ONCE = 512
 _AGAIN_S = 0.2
 _GRACE_S = 2.0
 _TURN_S = 2.0
-_NEEDS_ID = ("subscribe", "unsubscribe", "advertise", "unadvertise")
+_NEEDS_ID = ("subscribe", "unsubscribe", "advertise", "unadvertise", "accept", "decline")
 _NEEDS_FILTER = ("subscribe", "advertise")
+_BY_ITSELF = ("where", "offer")
+"""What a library asks without its user: no sign that somebody will read."""
 
 
 def check_request(
@@ -126,9 +129,27 @@ class Leader:
             return Answer(error=Problem("unavailable", f"the coordinator's answer: {error}"))
 
 
+class Decides(Protocol):
+    """Whoever answers requests that are well formed."""
+
+    async def ask(self, passed: Passed) -> Answer:
+        """The answer; servers that are away are an answer too."""
+
+
 def _is_final(answer: Answer) -> bool:
     """Whether asking again could not make it better."""
     return not answer.missing and (answer.error is None or answer.error.code != "unavailable")
+
+
+class Moves(Protocol):
+    """Whoever knows of clients that move (`moving_brokers`)."""
+
+    async def ask(self, client: str, request: Request, message: Msg) -> Answer | None:
+        """The answer to what is about moves, or for a client that is elsewhere; None when it is another's,
+        or comes later."""
+
+    async def improved(self, client: str, answer: Answer) -> Answer:
+        """A leader's answer, with where the client has moved to."""
 
 
 class Asker:
@@ -138,13 +159,15 @@ class Asker:
         self,
         broker: Broker,
         guard: Guard,
-        leader: Leader,
+        leader: Decides,
         schema: Callable[[], Mapping[str, AttributeType]],
+        moves: Moves | None = None,
     ) -> None:
         self._broker = broker
         self._guard = guard
         self._leader = leader
         self._schema = schema
+        self._moves = moves
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -163,7 +186,7 @@ class Asker:
         if not message.reply:
             return
         if len(self._tasks) >= _MOST_AT_ONCE:
-            await _respond(message, _problem("unavailable", "the broker has too many requests: ask later"))
+            await respond(message, _problem("unavailable", "the broker has too many requests: ask later"))
             return
         # not awaited: one that waits for the leader must not hold up the others
         task = asyncio.create_task(self._serve(message))
@@ -175,9 +198,10 @@ class Asker:
             answer = await self._answer(message)
         except (LiveError, nats.errors.Error, TimeoutError, OSError) as error:
             answer = _problem("unavailable", f"the broker cannot do this now: {error}. Ask again.")
-        await _respond(message, answer)
+        if answer is not None:
+            await respond(message, answer)
 
-    async def _answer(self, message: Msg) -> Answer:
+    async def _answer(self, message: Msg) -> Answer | None:
         try:
             client = name_of(message.subject.rsplit(".", 1)[1])
         except InputError as error:
@@ -187,7 +211,12 @@ class Asker:
         checked = await asyncio.to_thread(check_request, message.data, client, name, self._schema())
         if isinstance(checked, Problem):
             return Answer(error=checked)
-        self._guard.seen(client)
+        if checked.op not in _BY_ITSELF:
+            self._guard.seen(client)
+        if self._moves is not None:
+            told = await self._moves.ask(client, checked, message)
+            if told is not None or checked.op == "offer":
+                return told
         if checked.op in ("subscribe", "resume"):
             await self._broker.add_clients([client])
             async with self._guard.serving(client):
@@ -197,14 +226,15 @@ class Asker:
     async def _pass(self, client: str, request: Request) -> Answer:
         answer = await self._leader.ask(Passed(self._broker.config.name, client, request))
         self._guard.changed(client)
-        return answer
+        return answer if self._moves is None else await self._moves.improved(client, answer)
 
 
 def _problem(code: str, reason: str) -> Answer:
     return Answer(error=Problem(code, reason))
 
 
-async def _respond(message: Msg, answer: Answer) -> None:
+async def respond(message: Msg, answer: Answer) -> None:
+    """Answer a request; one that does not arrive is made again."""
     try:
         try:
             await message.respond(encode(answer))

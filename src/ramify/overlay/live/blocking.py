@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 from ramify.errors import LiveError
 from ramify.overlay.live.client import Delivered
-from ramify.overlay.live.clients import Client, Connecting, Filter, Subscription, place_of
+from ramify.overlay.live.clients import Client, Connecting, Filter, Policy, Subscription, place_of
 from ramify.overlay.live.control import DEFAULT_LEASE_S, DEFAULT_QUOTA_BYTES, Advertisement, Held
 from ramify.overlay.live.incoming import Received
 from ramify.overlay.live.outgoing import Publishable
@@ -135,21 +135,37 @@ class BlockingClient:
         after: int | None = None,
         timeout_s: float = 30.0,
         tls: ssl.SSLContext | None = None,
+        on_move: Policy = "accept",
     ) -> "BlockingClient":
-        """Connect; see `Client.connect`."""
+        """Connect; see `Client.connect`. `on_move` is called in the client's thread."""
         return cls(
             lambda: Client.connect(
-                name, url, seed=seed, seed_file=seed_file, after=after, timeout_s=timeout_s, tls=tls
+                name,
+                url,
+                seed=seed,
+                seed_file=seed_file,
+                after=after,
+                timeout_s=timeout_s,
+                tls=tls,
+                on_move=on_move,
             )
         )
 
     @classmethod
     def at(
-        cls, directory: str | Path, name: str, *, after: int | None = None, timeout_s: float = 30.0
+        cls,
+        directory: str | Path,
+        name: str,
+        *,
+        after: int | None = None,
+        timeout_s: float = 30.0,
+        on_move: Policy = "accept",
     ) -> "BlockingClient":
         """Connect to an overlay on this machine; see `Client.at`."""
         place = place_of(directory, name)
-        return cls.connect(name, place.url, seed_file=place.seed_file, after=after, timeout_s=timeout_s)
+        return cls.connect(
+            name, place.url, seed_file=place.seed_file, after=after, timeout_s=timeout_s, on_move=on_move
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -188,6 +204,7 @@ class BlockingClient:
         lease_s: int = DEFAULT_LEASE_S,
         wait_s: float = 5.0,
         raise_if_missing: bool = False,
+        latency_ms: float | None = None,
     ) -> "BlockingSubscription":
         """Subscribe, and wait until it is done; see `Client.subscribe`."""
 
@@ -202,6 +219,7 @@ class BlockingClient:
                 lease_s=lease_s,
                 wait_s=wait_s,
                 raise_if_missing=raise_if_missing,
+                latency_ms=latency_ms,
             )
 
         return BlockingSubscription(self._loop, self._client, self._loop.run(subscribed()))

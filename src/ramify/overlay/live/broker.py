@@ -33,6 +33,7 @@ from ramify.overlay.live.inputs import CLIENTS, ROWS, Input, Inputs, Taken, reac
 from ramify.overlay.live.intake import Limits, Rejected
 from ramify.overlay.live.keeping import Keeper
 from ramify.overlay.live.log import (
+    MOST_MESSAGES,
     LogFullError,
     OutLog,
     Output,
@@ -45,7 +46,7 @@ from ramify.overlay.live.memory import StepSize, give_back
 from ramify.overlay.live.names import DELIVER, IN, LINK, OUT, name_of, token
 from ramify.overlay.live.pulling import Puller
 from ramify.overlay.live.security import INFO
-from ramify.overlay.live.steps import Node, Stepped
+from ramify.overlay.live.steps import Stepped, Stepper
 from ramify.overlay.live.streams import (
     DUPLICATE_WINDOW_S,
     Endpoint,
@@ -65,6 +66,8 @@ _log = logging.getLogger(__name__)
 _MOST_STEP_MESSAGES = 512
 _PURGE_EVERY_S = 5.0
 _RETRY_S = (0.05, 0.1, 0.25, 0.5, 1.0)
+_MOST_STATE_BYTES = 16 << 20
+"""Of states of the node that are out of date: then they are forgotten at once."""
 _FULL_WAIT_S = 0.5
 _RESET_AGAIN_S = 0.5
 _IDLE_S = 0.005
@@ -76,7 +79,8 @@ _SAY_S = 30.0
 class BrokerConfig:
     """Who a broker is, where its server and its neighbours' servers are.
 
-    `linger_s` is how long the first events of a step wait for others when events come fast.
+    `linger_s` is how long the first events of a step wait for others when events come fast. `client_url` is
+    where clients reach its server, if not where the broker does.
     """
 
     name: str
@@ -86,13 +90,14 @@ class BrokerConfig:
     sizes: Sizes = field(default_factory=Sizes)
     limits: Limits = field(default_factory=Limits)
     linger_s: float = 0.005
+    client_url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Post:
-    """A message to be written; `told` gets the outcome."""
+    """Messages to be written, as they are when it is their turn; `told` gets the outcome."""
 
-    output: Output
+    make: Callable[[], Sequence[Output]]
     then: Callable[[], None]
     told: asyncio.Future[None]
 
@@ -106,7 +111,7 @@ class Broker:
     def __init__(
         self,
         config: BrokerConfig,
-        node: Node,
+        node: Stepper,
         *,
         gate: Callable[[], bool] = lambda: True,
         on_commit: Callable[[Stepped, Sequence[Written]], None] | None = None,
@@ -142,6 +147,9 @@ class Broker:
         # faults in a row, what was last said of one, and messages for a step that a server refused
         self._faults, self._said = 0, ""
         self._narrow: int | None = None
+        # bytes of states that were written since the old ones were forgotten
+        self._state_bytes = 0
+        self._crowded = asyncio.Event()
 
     async def run(self) -> None:
         """Serve until cancelled; whatever servers do is survived.
@@ -210,10 +218,24 @@ class Broker:
 
         Raises `LiveError` when its outcome is unknown, `LogFullError` when there was no room.
         """
+        await self.write(lambda: [output], then)
+
+    async def write(
+        self, make: Callable[[], Sequence[Output]], then: Callable[[], None] = lambda: None
+    ) -> None:
+        """As `post`, for messages that `make` decides between two steps, perhaps none: they are one write.
+
+        What `make` decides counts when `then` is called. After a fault the node is told what the log has.
+        """
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._posts.append(_Post(output, then, told))
+        self._posts.append(_Post(make, then, told))
         self._arrived.set()
         await told
+
+    @property
+    def routed(self) -> int:
+        """The last message of clients that is routed whole, by its place in their stream."""
+        return self._out.positions.get(CLIENTS, 0)
 
     async def last_headers(self, lane: str) -> dict[str, str]:
         """The headers of the last message on a lane."""
@@ -357,13 +379,18 @@ class Broker:
             post = self._posts.popleft()
             told = post.told
             try:
-                await self._out.commit([post.output], self._out.positions, max(self.node.epoch, 0))
+                outputs = post.make()
+                if len(outputs) > MOST_MESSAGES:
+                    raise LiveError(f"{len(outputs)} messages cannot be one write: at most {MOST_MESSAGES}")
+                if outputs:
+                    await self._out.commit(outputs, self._out.positions, max(self.node.epoch, 0))
             except BaseException as error:
                 if not told.done():
                     known = isinstance(error, LiveError)
                     told.set_exception(error if known else LiveError(f"not known to be written: {error!r}"))
                 raise
             post.then()
+            self._note_states(outputs)
             if not told.done():
                 told.set_result(None)
 
@@ -494,6 +521,9 @@ class Broker:
         self._unsure = None
         self.counters.add(done)
         self._note_sent(self._out.written)
+        if done.changed and self.node.kept is not None:
+            self.node.kept.settled()
+            self._note_states(done.outputs)
         if self._on_commit is not None:
             self._on_commit(done, self._out.written)
 
@@ -502,6 +532,13 @@ class Broker:
             lane, _, to = each.output.lane.rpartition(".")
             if lane == LINK:
                 self._counted[name_of(to), int(each.output.headers["E"])] = each.number
+
+    def _note_states(self, outputs: Sequence[Output]) -> None:
+        kept = self.node.kept
+        self._state_bytes += sum(len(o.payload) for o in outputs if kept and o.lane == kept.state_lane)
+        if self._state_bytes > _MOST_STATE_BYTES:
+            self._state_bytes = 0
+            self._crowded.set()
 
     async def _acknowledge(self) -> None:
         """Tell the servers what is safe."""
@@ -554,6 +591,8 @@ class Broker:
         self._ends = dict(zip(names, ends, strict=True))
         self._begun = recovered.begun
         self._begun_epoch = recovered.epoch or 0
+        if self.node.kept is not None:
+            self.node.kept.load(await self._out.value(self.node.kept.state_lane))
         for source in list(self._inputs.values()):
             source.go_to(recovered.positions)
         await self._refresh()
@@ -562,7 +601,10 @@ class Broker:
 
     async def _keep(self) -> None:
         while True:
-            await asyncio.sleep(_PURGE_EVERY_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PURGE_EVERY_S):
+                    await self._crowded.wait()
+            self._crowded.clear()
             with contextlib.suppress(LiveError, nats.errors.Error, TimeoutError, OSError):
                 await self.purge()
             if self._size.settle():
@@ -579,6 +621,8 @@ class Broker:
         lanes = [(f"link_{token(n)}", f"{LINK}.{token(n)}") for n in self.config.neighbours]
         lanes += [(f"client_{token(c)}", f"{DELIVER}.{token(c)}") for c in sorted(self.clients)]
         await self.keeper.purge_lanes(self._out, lanes)
+        if self.node.kept is not None:
+            await self._out.purge_value(self.node.kept.state_lane)
         routed = self._inputs[CLIENTS].inlet.committed
         await self.keeper.purge_published(self.connection, routed, window_s)
 

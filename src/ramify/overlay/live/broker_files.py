@@ -6,6 +6,7 @@ Owns the form. Seeds stay in files of their own; a path is relative to the direc
     sample_probability = 0.03            # optional, as all that follows but server and control
     linger_ms = 5.0
     lease_s = 15                         # after so long without a sign of life a broker counts as lost
+    client_url = "tls://v1.example.com:4222"   # of the server for clients, if not the url below
     metrics_port = 9100                  # 0 picks one; without it there are no metrics
     tls_ca = "ca.pem"                    # PEM files for servers below with a URL tls://: who signs them,
     tls_cert = "v1.pem"                  # and, where they verify clients, who this broker is
@@ -18,6 +19,10 @@ Owns the form. Seeds stay in files of their own; a path is relative to the direc
     [control]                            # the control server
     url = "nats://127.0.0.1:15000"
     seed_file = "keys/control-v1.nk"
+
+    [matchmaking]                        # or instead, without any coordinator (`matchmaker`)
+    overlay = "overlay.json"             # the same for all brokers
+    trees = "shared"                     # or "per-source"
 
     [neighbours."v2"]                    # a neighbour's server, as this broker
     url = "tls://v2.example.com:4222"
@@ -37,16 +42,19 @@ from typing import Any, TypeVar
 import msgspec
 
 from ramify.errors import InputError
+from ramify.network.files import read_overlay
 from ramify.overlay.live.broker import BrokerConfig
 from ramify.overlay.live.frames import Limits
 from ramify.overlay.live.governed import DEFAULT_LEASE_S, GovernedConfig
+from ramify.overlay.live.matchmaker import MatchmakerConfig
 from ramify.overlay.live.names import token
 from ramify.overlay.live.sampling import DEFAULT_PROBABILITY
 from ramify.overlay.live.security import Control, Neighbour, Role, Router, read_seed
 from ramify.overlay.live.streams import Endpoint, Sizes
 from ramify.overlay.live.tls import TlsFiles
+from ramify.overlay.matchmaking.places import SHARED, TREES, places_of_overlay
 
-__all__ = ["BrokerFile", "ServerEntry", "read_broker_file", "write_broker_file"]
+__all__ = ["BrokerFile", "MatchEntry", "ServerEntry", "read_broker_file", "write_broker_file"]
 
 _T = TypeVar("_T")
 
@@ -61,13 +69,21 @@ class ServerEntry:
     tls: TlsFiles = field(default_factory=TlsFiles)
 
 
+@dataclass(frozen=True, slots=True)
+class MatchEntry:
+    """The overlay file and the trees that all brokers make matches over."""
+
+    overlay: Path
+    trees: str = SHARED
+
+
 @dataclass(frozen=True)
 class BrokerFile:
-    """What a file says."""
+    """What a file says: either a control server or matchmaking."""
 
     name: str
     server: ServerEntry
-    control: ServerEntry
+    control: ServerEntry | None
     neighbours: Mapping[str, ServerEntry]
     sizes: Sizes = field(default_factory=Sizes)
     limits: Limits = field(default_factory=Limits)
@@ -75,11 +91,14 @@ class BrokerFile:
     sample_probability: float = DEFAULT_PROBABILITY
     metrics_port: int | None = None
     lease_s: int = DEFAULT_LEASE_S
+    matchmaking: MatchEntry | None = None
+    client_url: str = ""
 
-    def config(self) -> GovernedConfig:
+    def config(self) -> GovernedConfig | MatchmakerConfig:
         """The settings with the seeds and TLS contexts.
 
-        Raises `InputError` for a seed that is missing or open to others, and for a PEM file that is none.
+        Raises `InputError` for a seed that is missing or open to others, for a PEM file that is none, and
+        for an overlay without this broker.
         """
         broker = BrokerConfig(
             self.name,
@@ -88,7 +107,16 @@ class BrokerFile:
             sizes=self.sizes,
             limits=self.limits,
             linger_s=self.linger_ms / 1000,
+            client_url=self.client_url,
         )
+        if self.matchmaking is not None:
+            places = places_of_overlay(read_overlay(self.matchmaking.overlay), self.matchmaking.trees)
+            if self.name not in places:
+                reason = f"no broker {self.name!r} is in this overlay"
+                raise InputError(reason, path=str(self.matchmaking.overlay))
+            return MatchmakerConfig(broker, places[self.name])
+        if self.control is None:
+            raise InputError(f"broker {self.name!r} has neither a control server nor matchmaking")
         control = _endpoint(self.control, Control(self.name))
         return GovernedConfig(broker, control, self.sample_probability, self.lease_s)
 
@@ -110,10 +138,16 @@ class _Entry(_Tls, forbid_unknown_fields=True):
     seed_file: str | None = None
 
 
+class _Match(msgspec.Struct, forbid_unknown_fields=True):
+    overlay: str
+    trees: str = SHARED
+
+
 class _File(_Tls, forbid_unknown_fields=True):
     name: str
     server: _Entry
-    control: _Entry
+    control: _Entry | None = None
+    matchmaking: _Match | None = None
     neighbours: dict[str, _Entry] = {}
     sizes: dict[str, int] = {}
     limits: dict[str, int] = {}
@@ -121,6 +155,7 @@ class _File(_Tls, forbid_unknown_fields=True):
     sample_probability: float = DEFAULT_PROBABILITY
     metrics_port: int | None = None
     lease_s: int = DEFAULT_LEASE_S
+    client_url: str = ""
 
 
 def read_broker_file(path: str | os.PathLike[str]) -> BrokerFile:
@@ -156,11 +191,19 @@ def _checked(found: _File, base: Path) -> BrokerFile:
         raise InputError(f"lease_s is {found.lease_s}: give 1 to 3600 whole seconds")
     if found.metrics_port is not None and not 0 <= found.metrics_port < 1 << 16:
         raise InputError(f"metrics_port is {found.metrics_port}: give 0 to 65535")
+    if (found.control is None) == (found.matchmaking is None):
+        raise InputError("give either control, the control server, or matchmaking")
+    if found.matchmaking is not None and found.matchmaking.trees not in TREES:
+        raise InputError(
+            f"matchmaking.trees is {found.matchmaking.trees[:40]!r}: give {' or '.join(TREES)}"
+        )
+    if found.client_url:
+        _check_url("client_url", found.client_url)
     common = _tls(found, base)
     return BrokerFile(
         found.name,
         _entry("server", found.server, base, common),
-        _entry("control", found.control, base, common),
+        None if found.control is None else _entry("control", found.control, base, common),
         {
             name: _entry(f"neighbours.{name}", entry, base, common)
             for name, entry in found.neighbours.items()
@@ -171,12 +214,20 @@ def _checked(found: _File, base: Path) -> BrokerFile:
         found.sample_probability,
         found.metrics_port,
         found.lease_s,
+        None
+        if found.matchmaking is None
+        else MatchEntry(base / found.matchmaking.overlay, found.matchmaking.trees),
+        found.client_url,
     )
 
 
+def _check_url(key: str, url: str) -> None:
+    if not url.startswith(("nats://", "tls://")) or len(url) < 8:
+        raise InputError(f"{key} is {url[:80]!r}: give nats://host:port or tls://host:port")
+
+
 def _entry(key: str, entry: _Entry, base: Path, common: TlsFiles) -> ServerEntry:
-    if not entry.url.startswith(("nats://", "tls://")) or len(entry.url) < 8:
-        raise InputError(f"{key}.url is {entry.url[:80]!r}: give nats://host:port or tls://host:port")
+    _check_url(f"{key}.url", entry.url)
     own = _tls(entry, base)
     if own == TlsFiles() and entry.url.startswith("tls://"):
         own = common
@@ -206,9 +257,21 @@ def write_broker_file(path: str | os.PathLike[str], settings: BrokerFile) -> Non
         f"linger_ms = {float(settings.linger_ms)!r}",
         f"lease_s = {settings.lease_s}",
     ]
+    if settings.client_url:
+        lines.append(f"client_url = {_text(settings.client_url)}")
     if settings.metrics_port is not None:
         lines.append(f"metrics_port = {settings.metrics_port}")
-    entries = {"server": settings.server, "control": settings.control}
+    if settings.matchmaking is not None:
+        made = settings.matchmaking
+        lines += [
+            "",
+            "[matchmaking]",
+            f"overlay = {_text(str(made.overlay))}",
+            f"trees = {_text(made.trees)}",
+        ]
+    entries = {"server": settings.server}
+    if settings.control is not None:
+        entries["control"] = settings.control
     entries |= {f"neighbours.{_text(name)}": entry for name, entry in sorted(settings.neighbours.items())}
     for key, entry in entries.items():
         lines += ["", f"[{key}]", f"url = {_text(entry.url)}"]

@@ -14,6 +14,9 @@ is acknowledged: what has the numbers up to it would pass for old.
 A message with the header X and a reason says that the broker suspended the client: what was unread before
 it is gone, and nothing follows until the client resumes. It is raised as `SuspendedError`, at its number.
 One with an empty X says that the client is served again; it is a delivery without events.
+
+A message with the header M says that the client has moved to another broker, and is the last one of the
+lane; it is a delivery without events too. `moving_clients` goes on from there.
 """
 
 import asyncio
@@ -21,7 +24,7 @@ import contextlib
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +41,7 @@ from ramify.overlay.live.names import OUT, PUBLISH, token
 from ramify.overlay.live.pulling import Pulled, Puller
 from ramify.overlay.live.security import INFO, LAST
 from ramify.overlay.live.streams import DUPLICATE_WINDOW_S, Endpoint, connect
+from ramify.overlay.moving import Onward
 
 __all__ = [
     "Delivered",
@@ -223,6 +227,39 @@ class LaneClient:
             "been accepted. Publish it again with the same id within ten minutes, or look for it."
         )
 
+    async def last_headers(self) -> dict[str, str]:
+        """The headers of the last message on the lane, none without one; waits for the server.
+
+        The broker keeps the last one of every lane, for its number.
+        """
+        while True:
+            self.check_allowed()
+            try:
+                told = await self.connection.request(f"{LAST}.{self.token}", b"", timeout=_TRY_S)
+                headers = told.headers or {}
+                if "L" in headers:
+                    return headers
+                if headers.get("Status") == "404":
+                    return {}
+            except (nats.errors.Error, TimeoutError):
+                pass
+            await asyncio.sleep(_WAIT_S)
+
+    async def unread(self) -> tuple[int, int]:
+        """How many messages of the lane are not acknowledged, and how many requests wait for some.
+
+        Waits for the server and its router.
+        """
+        while True:
+            self.check_allowed()
+            try:
+                told = await self.connection.request(f"{INFO}.client_{self.token}", b"", timeout=_TRY_S)
+                state = json.loads(told.data)
+                unread = int(state["num_pending"]) + int(state["num_ack_pending"])
+                return unread, int(state["num_waiting"])
+            except (nats.errors.Error, TimeoutError, KeyError):
+                await asyncio.sleep(_WAIT_S)
+
     async def deliveries(self, after: int | None = None) -> AsyncIterator[Delivered]:
         """What comes on the lane after a number, in order, without end. See the module.
 
@@ -241,18 +278,21 @@ class LaneClient:
 class LaneReader:
     """Takes what comes on a client's lane; `take` may be cancelled and called again, nothing is lost.
 
-    What was taken stays unacknowledged until `acknowledge`: bound how much that is.
+    What was taken stays unacknowledged until `acknowledge`: bound how much that is. Numbers are those of
+    the lane and `base`, also in errors. What the lane has up to `start` is old.
     """
 
-    def __init__(self, client: LaneClient, after: int | None = None) -> None:
+    def __init__(
+        self, client: LaneClient, after: int | None = None, *, base: int = 0, start: int = 0
+    ) -> None:
         self._client = client
+        self._base, self._start = base, start
         self._nats = client.connection
         self._arrived = asyncio.Event()
         consumer = f"client_{client.token}"
         self._info = f"{INFO}.{consumer}"
-        self._last = f"{LAST}.{client.token}"
         self._puller = Puller(self._nats, OUT, consumer, self._arrived, self._info)
-        self._inlet = Inlet(after or 0)
+        self._inlet = Inlet(start if after is None else max(start, after - base))
         # where the lane stands is known, or shows in what comes first: it comes in order after a reset
         self._known = after is not None
         self._started = False
@@ -264,11 +304,31 @@ class LaneReader:
         # number -> where to acknowledge what was taken
         self._replies: dict[int, str] = {}
         self._suspension: tuple[int, str] | None = None
+        # the last message of the lane, once it was taken
+        self._onward: tuple[int, Onward] | None = None
 
     @property
     def position(self) -> int:
         """The number of what was taken last."""
-        return self._inlet.taken
+        return self._base + self._inlet.taken
+
+    @property
+    def onward(self) -> tuple[int, Onward] | None:
+        """The end of the lane as numbered there, and where to go on; None before all of it was taken."""
+        return None if self._suspension is not None else self._onward
+
+    @staticmethod
+    def ended(headers: Mapping[str, str]) -> tuple[int, Onward] | None:
+        """As `onward`, by the headers of the last message of a lane."""
+        if "M" not in headers:
+            return None
+        said = Onward.decode(headers["M"])
+        return said.end or int(headers["L"]), said
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """Whether all that was taken is."""
+        return not self._replies
 
     async def take(self) -> Delivered:
         """The next one.
@@ -300,23 +360,29 @@ class LaneReader:
                 continue
             message = self._puller.take()
             number = int(message.headers.get("L", "0"))
+            before = self._inlet.taken if self._known else -1
             verdict = self._verdict(number, message)
             if verdict is Verdict.OLD and number <= self._inlet.committed:
                 await self._puller.acknowledge(message.reply)  # the server did not hear it
             if verdict is not Verdict.NEXT:
                 continue
             self._replies[number] = message.reply
+            self._onward = self.ended(message.headers)
             reason = message.headers.get("X")
-            if reason is None:
+            # the end of a lane repeats the suspension that is right before it: who took that one knows
+            repeated = before == number - 1 and self._onward is not None and self._onward[0] == number
+            if reason and not repeated:
+                self._suspension = number, reason
+            elif reason is not None or self._onward is not None:
+                return Delivered(self._base + number, (), _nothing())
+            else:
                 ids = tuple(json.loads(message.headers.get("F", "[]")))
-                return Delivered(number, ids, decode_events(message.payload, LINK_LIMITS))
-            if not reason:
-                return Delivered(number, (), _nothing())
-            self._suspension = number, reason
+                return Delivered(self._base + number, ids, decode_events(message.payload, LINK_LIMITS))
 
     async def acknowledge(self, number: int) -> None:
         """This one and all before it are dealt with. Never raises for a server that is away: what it does
         not hear comes again, and is dropped."""
+        number -= self._base
         self._inlet.commit(number)
         last = max((n for n in self._replies if n <= number), default=None)
         if last is None:
@@ -335,7 +401,7 @@ class LaneReader:
         if not self._known:
             if self._connections != self._nats.stats["reconnects"]:
                 return Verdict.GAP
-            self._inlet.forget_taken(number - 1)
+            self._inlet.forget_taken(max(number - 1, self._start))
             self._known = True
         verdict = self._inlet.verdict(number)
         if verdict is Verdict.GAP and "X" in message.headers:
@@ -370,8 +436,8 @@ class LaneReader:
         if self._stuck and time.monotonic() - self._stuck > _GONE_S:
             self._stuck = 0.0
             raise LiveError(
-                f"the deliveries after {self._inlet.taken} of client {self._client.name!r} were "
-                f"acknowledged before: go on after {self._lowest - 1}, and keep the position "
+                f"the deliveries after {self.position} of client {self._client.name!r} were "
+                f"acknowledged before: go on after {self._base + self._lowest - 1}, and keep the position "
                 "with what it stands for"
             )
         late = self._behind > self._inlet.taken + 1 and time.monotonic() - self._since > _GAP_S
@@ -388,23 +454,9 @@ class LaneReader:
         """Raise `LostPositionError` when the lane ends before what was taken."""
         if self._inlet.taken == 0:
             return
-        last = await self._end_of_lane()
+        last = int((await self._client.last_headers()).get("L", "0"))
         if last < self._inlet.taken:
-            raise LostPositionError(self._client.name, self._inlet.taken, last)
-
-    async def _end_of_lane(self) -> int:
-        """The number of the last message there, 0 without one."""
-        while True:
-            self._client.check_allowed()
-            try:
-                # the broker keeps the last one of every lane, for its number
-                headers = (await self._nats.request(self._last, b"", timeout=_TRY_S)).headers or {}
-            except (nats.errors.Error, TimeoutError):
-                await asyncio.sleep(_WAIT_S)
-                continue
-            if "L" in headers or headers.get("Status") == "404":
-                return int(headers.get("L", "0"))
-            await asyncio.sleep(_WAIT_S)
+            raise LostPositionError(self._client.name, self.position, self._base + last)
 
     async def _has_strayed(self) -> bool:
         """Whether the server waits for more acknowledgements than there are messages taken and held."""
@@ -420,9 +472,9 @@ class LaneReader:
         if not self._puller.buffer:
             await self._wait(_GAP_S)
         if self._puller.buffer:
-            await self.acknowledge(number)
+            await self.acknowledge(self._base + number)
         self._suspension = None
-        raise SuspendedError(reason, number)
+        raise SuspendedError(reason, self._base + number)
 
     async def _wait(self, limit_s: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -21,6 +21,12 @@ its effects; the number stored last is the `after` to come back with.
 The events of all subscriptions come over one lane, in one order. What was read and is not dealt with is
 bounded (`WINDOW_MESSAGES`, `WINDOW_BYTES`), so a subscription that nobody reads stops the others of the
 same client once that is full; programs that must not wait for each other use clients of their own.
+
+A client may be asked to move to another broker. It says yes, unless `on_move` says otherwise: an offer is
+made when an operator wants it, and the move shows in nothing but the connection. It accepts only what it
+has connected to. Reading, asking and publishing go on there by themselves, also in a process that connects
+to the old broker later. A publish that was begun is finished where it was begun, and so is one whose
+outcome is unknown when it is tried again by the same process.
 """
 
 import asyncio
@@ -56,12 +62,11 @@ from ramify.overlay.live.control import (
     Held,
     Request,
     Spelled,
-    decode,
-    encode,
     subscription_of,
 )
 from ramify.overlay.live.incoming import WINDOW_BYTES, WINDOW_MESSAGES, Incoming, Received
-from ramify.overlay.live.names import CLIENT, CONTROL, inbox_prefix, token
+from ramify.overlay.live.moving_clients import Guide, Offer, Policy, Wires
+from ramify.overlay.live.names import CLIENT, inbox_prefix, token
 from ramify.overlay.live.outgoing import Publishable, outgoing
 from ramify.overlay.live.refusals import (
     ExistsError,
@@ -84,8 +89,10 @@ __all__ = [
     "Filter",
     "LostPositionError",
     "NotEverywhereError",
+    "Offer",
     "OutcomeUnknownError",
     "Place",
+    "Policy",
     "Received",
     "RefusedError",
     "RefusedFilterError",
@@ -106,6 +113,7 @@ Filter: TypeAlias = str | Mapping[str, Any] | Sequence[str] | Sequence[Sequence[
 _MISSING_SHOWN = 3
 _MARGIN_S = 5.0
 _PAUSE_S = 0.2
+_MOST_UNSURE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +185,23 @@ def filter_id(filter: Spelled) -> str:
 class Client:
     """See the module. Make it with `connect`; one per client name, in one event loop."""
 
-    def __init__(self, lane: LaneClient, secret: bytes, *, after: int | None, timeout_s: float) -> None:
-        self.name = lane.name
-        self._lane = lane
+    def __init__(
+        self,
+        wires: Wires,
+        secret: bytes,
+        *,
+        after: int | None,
+        timeout_s: float,
+        on_move: Policy = "accept",
+    ) -> None:
+        self.name = wires.home.name
+        self._wires = wires
         self._secret = secret
         self._timeout_s = timeout_s
-        self._incoming = Incoming(lane, after)
+        self._incoming = Incoming(wires, after)
+        # id of a publish whose outcome is unknown -> where it was tried
+        self._unsure: dict[str, LaneClient] = {}
+        self._guide = Guide(wires, on_move, self._ask, lambda: self._incoming.is_read)
         self.accepted_before = 0
         """Events that this client published although the broker's server had them: they are not doubled."""
 
@@ -197,13 +216,15 @@ class Client:
         after: int | None = None,
         timeout_s: float = 30.0,
         tls: ssl.SSLContext | None = None,
+        on_move: Policy = "accept",
     ) -> "Connecting":
         """Connect to the broker that the client is attached to: `await` it, or use it with `async with`.
 
         `after` is the lane's number up to which everything is dealt with, when that is known from before.
         `timeout_s` bounds this and every request; a connection that is lost later is made again for good.
         `tls` says whom to trust (`ssl.create_default_context(cafile=...)`) and makes TLS a must; so does a
-        URL tls://, with the authorities of this system.
+        URL tls://, with the authorities of this system. `on_move` answers offers to move to another broker:
+        "accept", "decline", or a function of the `Offer` that says whether, which may be asynchronous.
 
         Raises
         ------
@@ -212,15 +233,23 @@ class Client:
         InputError
             For a name or a key that is none.
         """
-        return Connecting(cls, name, url, seed, seed_file, after, timeout_s, tls)
+        return Connecting(cls, name, url, seed, seed_file, after, timeout_s, tls, on_move)
 
     @classmethod
     def at(
-        cls, directory: str | Path, name: str, *, after: int | None = None, timeout_s: float = 30.0
+        cls,
+        directory: str | Path,
+        name: str,
+        *,
+        after: int | None = None,
+        timeout_s: float = 30.0,
+        on_move: Policy = "accept",
     ) -> "Connecting":
         """Connect to an overlay on this machine, by the directory that `ramify up` was given."""
         place = place_of(directory, name)
-        return cls.connect(name, place.url, seed_file=place.seed_file, after=after, timeout_s=timeout_s)
+        return cls.connect(
+            name, place.url, seed_file=place.seed_file, after=after, timeout_s=timeout_s, on_move=on_move
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -232,11 +261,13 @@ class Client:
 
     async def close(self) -> None:
         """Acknowledge what is dealt with, and disconnect. Subscriptions stay."""
+        await self._guide.stop()
         await self._incoming.stop()
-        with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
-            async with asyncio.timeout(_MARGIN_S):
-                await self._lane.connection.flush()
-        await self._lane.close()
+        for lane in self._wires.all:
+            with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
+                async with asyncio.timeout(_MARGIN_S):
+                    await lane.connection.flush()
+        await self._wires.close()
 
     # ------------------------------------------------------------------------------------- publishing
 
@@ -259,13 +290,24 @@ class Client:
         LiveError
             When the server refuses.
         """
-        most = self._lane.connection.max_payload
+        most = self._wires.home.connection.max_payload
         place = 0
         for message in outgoing(events, self._secret, id=id, max_payload=most, check=check):
-            place, before = await self._lane.accepted(
-                message.payload, id=message.id, give_up_s=give_up_s, content_type=message.content_type
-            )
+            # a server knows the ids of what it was sent itself
+            lane = self._unsure.setdefault(message.id, self._wires.home)
+            try:
+                place, before = await lane.accepted(
+                    message.payload, id=message.id, give_up_s=give_up_s, content_type=message.content_type
+                )
+            except OutcomeUnknownError:
+                raise
+            except LiveError:
+                self._unsure.pop(message.id, None)
+                raise
+            self._unsure.pop(message.id, None)
             self.accepted_before += message.events if before else 0
+            while len(self._unsure) > _MOST_UNSURE:
+                del self._unsure[next(iter(self._unsure))]
         return place
 
     # ------------------------------------------------------------------------------------ subscribing
@@ -282,12 +324,15 @@ class Client:
         lease_s: int = DEFAULT_LEASE_S,
         wait_s: float = 5.0,
         raise_if_missing: bool = False,
+        latency_ms: float | None = None,
     ) -> "Subscription":
         """Subscribe: `await` it, and then iterate over it; or iterate right away.
 
         It is asked for once it is awaited or iterated. When that is done every broker knows it, but for
         those in `missing` after `wait_s`; with `raise_if_missing` that is a `NotEverywhereError`, else it
         is logged. The same id with the same filter again is the same subscription. Ends a suspension.
+        `latency_ms` is how late events may come, where the plan bounds that; without it the bound stays.
+        A plan may refuse it: then a `RefusedError` of code too_late, once it is asked for.
 
         Raises
         ------
@@ -295,7 +340,8 @@ class Client:
             At once, for a filter that is wrong.
         """
         found = spelled(filter, sql=sql, pattern=pattern, keywords=keywords)
-        request = Request("subscribe", id or filter_id(found), found, quota_bytes, lease_s, wait_s)
+        asked = id or filter_id(found)
+        request = Request("subscribe", asked, found, quota_bytes, lease_s, wait_s, latency_ms=latency_ms)
         return Subscription(self, request, raise_if_missing)
 
     async def unsubscribe(self, id: str, *, wait_s: float = 5.0) -> Mapping[str, str]:
@@ -380,17 +426,12 @@ class Client:
 
     async def _ask(self, request: Request) -> Answer:
         """The broker's answer. Requests are idempotent, so one without an answer is made again."""
-        subject, data = f"{CONTROL}.{self._lane.token}", encode(request)
         deadline = time.monotonic() + self._timeout_s + request.wait_s
         while (left := deadline - time.monotonic()) > 0:
-            self._lane.check_allowed()
-            try:
-                limit = min(left, request.wait_s + _MARGIN_S)
-                reply = await self._lane.connection.request(subject, data, timeout=limit)
-            except (nats.errors.Error, TimeoutError):
+            answer = await self._wires.ask_once(request, min(left, request.wait_s + _MARGIN_S))
+            if answer is None or (answer.error is not None and await self._guide.follow(answer.error)):
                 await asyncio.sleep(min(_PAUSE_S, left))
                 continue
-            answer = decode(reply.data, Answer)
             if answer.error is not None:
                 raise refused(answer.error)
             return answer
@@ -468,6 +509,7 @@ class Connecting:
         after: int | None,
         timeout_s: float,
         tls: ssl.SSLContext | None,
+        on_move: Policy,
     ) -> None:
         if seed is not None and seed_file is not None:
             raise InputError("give seed or seed_file, not both")
@@ -477,7 +519,9 @@ class Connecting:
             seed = read_seed(Path(seed_file)).seed
         self._kind, self._name, self._url, self._seed = kind, name, url, seed
         self._after, self._timeout_s = after, timeout_s
-        self._tls = tls
+        self._tls, self._on_move = tls, on_move
+        if on_move not in ("accept", "decline") and not callable(on_move):
+            raise InputError(f"on_move is {on_move!r}: give 'accept', 'decline' or a function of the offer")
         self._made: Client | None = None
         self._prefix = inbox_prefix(CLIENT, name)
 
@@ -495,20 +539,25 @@ class Connecting:
             await self._made.close()
 
     async def _connected(self) -> Client:
+        wires = Wires(await self._dial(self._url), self._url, self._dial)
+        secret = self._seed.encode() if self._seed else os.urandom(32)
+        return self._kind(
+            wires, secret, after=self._after, timeout_s=self._timeout_s, on_move=self._on_move
+        )
+
+    async def _dial(self, url: str) -> LaneClient:
         last: list[str] = []
 
         def failed(error: Exception) -> None:
             last[:] = [str(error) or repr(error)]
 
-        endpoint = Endpoint(self._url, self._seed, self._prefix, f"{CLIENT} {self._name}", self._tls)
+        endpoint = Endpoint(url, self._seed, self._prefix, f"{CLIENT} {self._name}", self._tls)
         try:
             async with asyncio.timeout(self._timeout_s):
-                lane = await LaneClient.connect(self._name, endpoint, failed=failed)
+                return await LaneClient.connect(self._name, endpoint, failed=failed)
         except (TimeoutError, ValueError) as error:
             why = (last or [str(error) or "no answer"])[0]
             raise LiveError(
-                f"client {self._name!r} cannot connect to {self._url}: {why}. Is the overlay running, "
+                f"client {self._name!r} cannot connect to {url}: {why}. Is the overlay running, "
                 "and is the key one that it knows?"
             ) from None
-        secret = self._seed.encode() if self._seed else os.urandom(32)
-        return self._kind(lane, secret, after=self._after, timeout_s=self._timeout_s)

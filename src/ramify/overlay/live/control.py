@@ -15,6 +15,7 @@ The store (`store.Store`, bucket CTL), with names as tokens:
     reports.<broker>        `BrokerReport` of `epochs`
     status.<broker>         `Status`: counters for people and for the measured cost
     clients.<client>        `ClientRecord`: what a client asked for; the truth that plans follow
+    moves.<client>          `Move`: the latest move of a client to another broker (`overlay.moving`)
 
 A client asks its broker at `ramify.control.<client>` (`Request`), and gets `Answer`. The broker checks it
 and passes it on to the leader at `COORDINATE` on the control server, with the names of client and broker
@@ -38,6 +39,7 @@ __all__ = [
     "DEFAULT_LEASE_S",
     "DEFAULT_QUOTA_BYTES",
     "LEADER",
+    "MOVES",
     "OVERLAY",
     "REPLACED",
     "SHARE",
@@ -48,9 +50,12 @@ __all__ = [
     "Changes",
     "ClientRecord",
     "Held",
+    "Lane",
     "LinkCount",
     "LiveEpoch",
+    "Move",
     "Passed",
+    "Place",
     "Problem",
     "Question",
     "Request",
@@ -63,7 +68,7 @@ __all__ = [
 ]
 
 LEADER, STATE, OVERLAY, REPLACED = "leader", "state", "overlay", "replaced"
-COORDINATORS = "coordinators"
+COORDINATORS, MOVES = "coordinators", "moves"
 COORDINATE = "ramify.coordinate"
 """Where the leader answers, in the account CONTROL of the control server."""
 
@@ -85,12 +90,17 @@ class Spelled(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What a client asks. `op` is one of OPS; `id` names a subscription or advertisement of the client.
 
-    subscribe     id, filter; quota_bytes, lease_s; wait_s: how long to wait until it is active everywhere
+    subscribe     id, filter; quota_bytes, lease_s; wait_s: how long to wait until it is active everywhere;
+                  latency_ms: how late events may come, where plans bound that
     unsubscribe   id; wait_s
     advertise     id, filter
     unadvertise   id
     list          what the client has
     resume        go on after a suspension: its subscriptions count again; wait_s
+    where         its broker and its lanes, with where their servers are
+    offer         the offer to move to another broker, once there is one; wait_s
+    accept        the offer `id`
+    decline       the offer `id`; reason
     """
 
     op: str
@@ -99,26 +109,44 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     quota_bytes: int = DEFAULT_QUOTA_BYTES
     lease_s: int = DEFAULT_LEASE_S
     wait_s: float = 5.0
+    reason: str = ""
+    latency_ms: float | None = None
 
 
-OPS = ("subscribe", "unsubscribe", "advertise", "unadvertise", "list", "resume")
+OPS = (
+    *("subscribe", "unsubscribe", "advertise", "unadvertise", "list", "resume"),
+    *("where", "offer", "accept", "decline"),
+)
 
 
 class Passed(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A client's request on its way to the leader; or the broker's own: op `suspend`, with the reason."""
+    """A client's request on its way to the leader; or one of a broker or an operator about a client:
+
+    suspend      with the reason
+    move         offer it the broker `to`, for `answer_s`, with the reason; redirect it for `ttl_s`
+    replicated   `broker` has its lane, which ends with `number`, for the move `id`
+    ended        the lane at `broker` ends with `number`, for the move `id`
+    left         all of the lane that the move `id` ended is read
+    """
 
     broker: str
     client: str
     request: Request
     reason: str = ""
+    to: str = ""
+    number: int = 0
+    ttl_s: float = 0.0
+    answer_s: float = 0.0
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why a request was not done. `code`: bad_request, bad_filter, too_complex, unknown, exists, limit,
-    suspended, no_coordinator, unavailable."""
+    too_late, suspended, no_coordinator, unavailable; moved: ask at `broker`, whose server is at `url`."""
 
     code: str
     reason: str
+    broker: str = ""
+    url: str = ""
 
 
 class Held(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -139,24 +167,82 @@ class Advertisement(msgspec.Struct, frozen=True, omit_defaults=True):
     filter: Spelled
 
 
+class Lane(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A part of what a client gets: its lane at a broker, from behind the number `start` on.
+
+    The numbers that its user sees are those of the lane and `base`. `end` is the last one on the lane, once
+    the client has moved on with the move `move`.
+    """
+
+    broker: str
+    base: int = 0
+    start: int = 0
+    end: int | None = None
+    move: str = ""
+
+
 class ClientRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a client asked for, and the broker that it is attached to."""
+    """What a client asked for, and the broker that it is attached to.
+
+    `lanes`: of a client that has moved, those that may have something unread, in order; the last is the one
+    at `broker`. Empty: one lane, which begins with 1.
+    """
 
     client: str
     broker: str
     subscriptions: dict[str, Held] = {}
     advertisements: dict[str, Advertisement] = {}
+    lanes: list[Lane] = []
+
+
+class Move(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A client's move from broker `home` to broker `foreign`; `overlay.moving` says what phases there are.
+
+    url     of the server of the foreign broker
+    ttl_s   how long the home broker redirects the client by itself afterwards
+    until   when the offer ends; once it is accepted, when the move is given up unless plans have it
+    at      when the phase was reached; both in seconds since 1970
+    start   the number that the lane at the foreign broker ends with before the move
+    end     that of the last message of the lane at home
+    why     it ended as it did, or was offered
+    """
+
+    id: str
+    client: str
+    home: str
+    foreign: str
+    phase: str
+    at: float
+    until: float
+    url: str = ""
+    ttl_s: float = 0.0
+    start: int = 0
+    end: int = 0
+    why: str = ""
+
+
+class Place(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a client is asking, `here`, and where it belongs, `home`. `urls`: of the servers of the brokers
+    that matter to it, as far as they are known."""
+
+    here: str
+    home: str
+    lanes: list[Lane] = []
+    urls: dict[str, str] = {}
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     """`ok`, or `error`. `missing` names the brokers where a change is not active yet, with why; an answer
-    with `ok` and nothing missing means: active everywhere. `client` answers `list`."""
+    with `ok` and nothing missing means: active everywhere. `client` answers `list`, `place` answers
+    `where`, `move` answers what is about moves; an `offer` without it means that there is none."""
 
     ok: bool = False
     error: Problem | None = None
     revision: int = 0
     missing: dict[str, str] = {}
     client: ClientRecord | None = None
+    place: Place | None = None
+    move: Move | None = None
 
 
 class Question(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -209,12 +295,13 @@ class Changes(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class LiveEpoch(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where an epoch's plan comes from: the plan as it was with revision `base`, then changes, each
-    (revision, key) in order."""
+    (revision, key) in order. `at`: the clients that it has at another broker than their records say."""
 
     epoch: int
     plan_key: str
     base: int
     changes: list[tuple[int, str]] = []
+    at: dict[str, str] = {}
 
 
 class State(msgspec.Struct, frozen=True):
@@ -264,6 +351,12 @@ class Status(msgspec.Struct, frozen=True, omit_defaults=True):
     lag_clients: dict[str, int] = {}
     suspended: dict[str, str] = {}
     trouble: str = ""
+    # where matches are made: clients here, descriptors stored and data channels through here
+    clients: int = 0
+    descriptors: int = 0
+    channels: int = 0
+    # of the broker's server, for clients
+    url: str = ""
 
 
 _T = TypeVar("_T")

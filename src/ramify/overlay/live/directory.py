@@ -4,6 +4,8 @@ Owns the directory:
 
     overlay.json               the overlay; a directory belongs to one
     clients.json               client -> broker; `add_clients` edits it, also while the overlay runs
+    matchmaking.json           the trees that matches are made over, where brokers do without a coordinator
+    movable.json               there when clients may move: every server then admits every client
     coordinators.json          who may lead beside `coordinator`; `add_coordinators` likewise
     clients/<client>.json      how a client connects (`ClientFile`)
     keys/ brokers/<broker>/    see `Site`; control/ is the store of the control server
@@ -47,7 +49,7 @@ class ClientFile(msgspec.Struct, frozen=True):
 
 
 class RunningFile(msgspec.Struct, frozen=True):
-    """What runs: `running.json`."""
+    """What runs: `running.json`. With the trees of `matchmaking` there is no control server."""
 
     pid: int
     started: float
@@ -56,6 +58,7 @@ class RunningFile(msgspec.Struct, frozen=True):
     servers: dict[str, str]
     processes: dict[str, int]
     metrics: dict[str, str]
+    matchmaking: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,35 @@ class Directory:
                 path=str(self.path),
             )
 
+    @property
+    def matchmaking(self) -> str:
+        """The trees that matches are made over; empty where coordinators decide."""
+        file = self.path / "matchmaking.json"
+        try:
+            return msgspec.json.decode(file.read_bytes(), type=str)
+        except FileNotFoundError:
+            return ""
+        except msgspec.DecodeError as error:
+            raise InputError(f"does not name trees: {error}", path=str(file)) from None
+
+    def begin(self, matchmaking: str) -> None:
+        """Say who decides here, before the first run: brokers by matches over these trees, or coordinators.
+
+        Raises `InputError` when it was decided otherwise: what is under way would be misread.
+        """
+        ran = (self.path / "ports.json").exists()
+        if ran and self.matchmaking != matchmaking:
+            now, then = (
+                f"matchmaking over {t} trees" if t else "coordinators"
+                for t in (matchmaking, self.matchmaking)
+            )
+            raise InputError(
+                f"was run with {then}, not {now}: give another directory, or remove this one",
+                path=str(self.path),
+            )
+        if matchmaking:
+            replace_file(self.path / "matchmaking.json", matchmaking)
+
     def overlay(self) -> Overlay:
         """The overlay that the directory belongs to."""
         file = self.path / "overlay.json"
@@ -129,6 +161,17 @@ class Directory:
                 )
             self.ring.pair(Client(client))
         replace_file(self.path / "clients.json", known | dict(clients))
+
+    @property
+    def movable(self) -> bool:
+        """Whether every server admits every client."""
+        return (self.path / "movable.json").exists()
+
+    def make_movable(self) -> None:
+        """Let every server admit every client, under its own name; an overlay that runs from here does so
+        within a moment."""
+        if not self.movable:
+            replace_file(self.path / "movable.json", True)
 
     def coordinators(self) -> list[str]:
         """Who may lead, or stand by: users of the control server."""

@@ -40,6 +40,7 @@ from ramify.overlay.live.control import (
     encode,
 )
 from ramify.overlay.live.log import SupersededError, Written
+from ramify.overlay.live.moving_brokers import Porter
 from ramify.overlay.live.names import token
 from ramify.overlay.live.plan_cache import PlanCache, revision_of
 from ramify.overlay.live.quotas import Guard
@@ -120,6 +121,9 @@ class Governed:
         self._plans = plans or PlanCache()
         self._leader = Leader()
         self.guard = Guard(self.broker, self._record, self._leader.ask)
+        self.porter = Porter(
+            self.name, self.url, self.guard, self._leader.ask, self._at_store, self._record
+        )
         self._store: Store | None = None
         self._reached = asyncio.Event()
         self._lease: Lease | None = None
@@ -147,6 +151,11 @@ class Governed:
     def held(self) -> dict[int, int]:
         """Epoch -> revision of the plans that it holds."""
         return dict(self._held)
+
+    @property
+    def url(self) -> str:
+        """Where clients reach the broker's server."""
+        return self.config.broker.client_url or self.config.broker.server.url
 
     def status(self) -> Status:
         """Counters for people and for the measured cost."""
@@ -184,6 +193,7 @@ class Governed:
             lag_clients=self.guard.lags(),
             suspended=dict(self.guard.suspended),
             trouble=self.trouble or self.broker.trouble,
+            url=self.url,
         )
 
     def _schema(self) -> Mapping[str, AttributeType]:
@@ -199,7 +209,7 @@ class Governed:
         SupersededError
             When another router of the same broker has started since.
         """
-        asker = Asker(self.broker, self.guard, self._leader, self._schema)
+        asker = Asker(self.broker, self.guard, self._leader, self._schema, self.porter)
         steps = asyncio.create_task(self.broker.run())
         tasks = [steps]
         ready = asyncio.create_task(self.broker.ready.wait())
@@ -214,6 +224,7 @@ class Governed:
                     self._tell_status(),
                     asker.run(),
                     self.guard.run(self.config.look_every_s),
+                    self.porter.run(),
                     self.sampler.run(self._wire),
                 )
                 tasks += [asyncio.create_task(part) for part in parts]

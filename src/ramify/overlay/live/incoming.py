@@ -1,8 +1,9 @@
-"""The lane of a client, shared by its subscriptions: who gets what, and what may be acknowledged.
+"""The lanes of a client, shared by its subscriptions: who gets what, and what may be acknowledged.
 
-Owns the queues. Each delivery of the lane has a share for every subscription that it is for. A share is
-done when all its events are dealt with; the lane is acknowledged up to the first delivery with a share that
-is not. At most `WINDOW_MESSAGES` deliveries or `WINDOW_BYTES` (and one more) are in memory.
+Owns the queues. A client that moves goes from one lane to the next (`Course`); here they are one. Each
+delivery of the lane has a share for every subscription that it is for. A share is done when all its events
+are dealt with; the lane is acknowledged up to the first delivery with a share that is not. At most
+`WINDOW_MESSAGES` deliveries or `WINDOW_BYTES` (and one more) are in memory.
 
 What comes for an id that nobody has asked for in this process waits like the rest, for whoever subscribes
 to it again; if the window is full of it, readers get an error that names it.
@@ -17,7 +18,8 @@ from dataclasses import dataclass, field
 
 from ramify.content.events import Event, batch_to_events
 from ramify.errors import LiveError
-from ramify.overlay.live.client import Delivered, LaneClient, LaneReader, SuspendedError
+from ramify.overlay.live.client import Delivered, SuspendedError
+from ramify.overlay.live.moving_clients import Course, Wires
 
 __all__ = ["WINDOW_BYTES", "WINDOW_MESSAGES", "Incoming", "Received"]
 
@@ -78,11 +80,12 @@ class _Queue:
 class Incoming:
     """See the module. Reading begins when something is first asked for."""
 
-    def __init__(self, lane: LaneClient, after: int | None) -> None:
-        self._lane = lane
-        self._prefix = f"{lane.name}/"
+    def __init__(self, wires: Wires, after: int | None) -> None:
+        self._wires = wires
+        self._name = wires.home.name
+        self._prefix = f"{self._name}/"
         self._after = after
-        self._reader: LaneReader | None = None
+        self._reader: Course | None = None
         self._queues: dict[str, _Queue] = {}
         # number -> shares that are not done, and bytes; in the order of the lane
         self._held: dict[int, int] = {}
@@ -100,6 +103,11 @@ class Incoming:
         # done: everything up to here; and what of it the server was told
         self._finished = 0
         self._told = 0
+
+    @property
+    def is_read(self) -> bool:
+        """Whether anybody has begun to read."""
+        return self._reader is not None
 
     # ------------------------------------------------------------------------------ subscriptions
 
@@ -179,7 +187,7 @@ class Incoming:
             if reader is None or (after is not None and after != reader.position):
                 if reader is not None:
                     await reader.stop()
-                self._reader = reader = LaneReader(self._lane, self._after if after is None else after)
+                self._reader = reader = Course(self._wires, self._after if after is None else after)
             while True:
                 delivered = await reader.take()
                 yield delivered
@@ -209,11 +217,11 @@ class Incoming:
             raise LiveError("this client's lane is being read by deliveries(): use one of the two")
         if self._reading is not None:
             return
-        self._reader = self._reader or LaneReader(self._lane, self._after)
+        self._reader = self._reader or Course(self._wires, self._after)
         self._reading = asyncio.create_task(self._read(self._reader))
         self._telling = self._telling or asyncio.create_task(self._acknowledge(self._reader))
 
-    async def _read(self, reader: LaneReader) -> None:
+    async def _read(self, reader: Course) -> None:
         """Fill the queues; a fault is for everyone who waits."""
         try:
             while True:
@@ -233,7 +241,7 @@ class Incoming:
         finally:
             self._wake()
 
-    async def _acknowledge(self, reader: LaneReader) -> None:
+    async def _acknowledge(self, reader: Course) -> None:
         while True:
             self._to_tell.clear()
             if self._finished > self._told:
@@ -255,12 +263,12 @@ class Incoming:
                 unread = [id for id in ids if not self._queues[id].is_open]
                 if unread:
                     raise LiveError(
-                        f"client {self._lane.name!r} has events for {', '.join(unread[:5])}, which nobody "
+                        f"client {self._name!r} has events for {', '.join(unread[:5])}, which nobody "
                         "reads here: subscribe to it again, or unsubscribe it"
                     ) from None
                 if not waited:
                     said = "client %s: nothing more is read while nobody reads %s"
-                    _log.warning(said, self._lane.name, ", ".join(ids[:5]))
+                    _log.warning(said, self._name, ", ".join(ids[:5]))
                 waited = True
 
     def _share_out(self, delivered: Delivered) -> None:

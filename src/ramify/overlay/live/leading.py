@@ -5,8 +5,8 @@ in (watches, requests, plans that were made) waits in queues. Each turn of the l
 
     1. takes in what brokers say, and up to `MOST_AT_ONCE` requests, as one revision;
     2. looks after plans: makes one where the head lacks a subscription, weighs a new one each period,
-       takes back one whose measured cost rose;
-    3. writes the state when a decision was made, and
+       takes back one whose measured cost rose; proposes one for clients that move (`moving`);
+    3. writes the state when a decision was made, and what became of moves, and
     4. answers the requests that are active everywhere, or whose time is over.
 
 Any write that fails ends the term: the next leader reads the store and goes on from there.
@@ -39,6 +39,7 @@ from ramify.overlay.live.control import (
     encode,
 )
 from ramify.overlay.live.led_store import Stores
+from ramify.overlay.live.moving import MOVE_OPS, Moving
 from ramify.overlay.live.names import name_of
 from ramify.overlay.live.sharing import Colleagues
 from ramify.overlay.live.store import INITIAL, Change, Lease
@@ -103,6 +104,7 @@ class Term:
         self._wake = asyncio.Event()
         self.colleagues = Colleagues(stores.lease.holder, stores.store, connection)
         self.plans = Adapter(settings, replanner, stores, book, make, self._wake.set, self._synchronise)
+        self.moving = Moving(stores, book, make, settings.scheme, self._wake.set)
         self._came = _Came()
         # set once all that was there has been seen
         self._seen = {prefix: asyncio.Event() for prefix in ("brokers", "reports", "status")}
@@ -127,10 +129,12 @@ class Term:
             await together(*watches, self.colleagues.follow(), self._lead())
         finally:
             await self.plans.end()
+            await self.moving.end()
             await self._refuse_all()
 
     async def _lead(self) -> None:
         await self.plans.begin()
+        await self.moving.begin()
         for seen in self._seen.values():
             await seen.wait()
         self._absorb()
@@ -153,8 +157,11 @@ class Term:
         self._absorb()
         await self._take_requests()
         self._hurry = await self.plans.step() or self._hurry
+        self._hurry = await self.moving.step() or self._hurry
         await self._rebase()
         await self._save()
+        if self._saved == self.book.epochs.version:
+            await self.moving.settle()
         await self._answer()
         await self._sweep()
         if self._requests:
@@ -187,7 +194,9 @@ class Term:
             change = came.status.popleft()
             if change.value is not None:
                 try:
-                    self.plans.measured.add(decode(change.value, Status))
+                    status = decode(change.value, Status)
+                    self.plans.measured.add(status)
+                    self.moving.urls[status.broker] = status.url
                 except InputError as error:
                     _log.warning("%s is unreadable: %s", change.key, error)
 
@@ -260,6 +269,13 @@ class Term:
         while self._requests and len(taken) < self._at_once:
             waiting = self._requests.popleft()
             client = waiting.passed.client
+            if waiting.passed.request.op in MOVE_OPS:
+                # it may change records: those of this revision must be written before
+                if taken:
+                    self._requests.appendleft(waiting)
+                    break
+                await _respond(waiting.message, await self.moving.take(waiting.passed))
+                continue
             before = records.get(client, book.records.get(client))
             asked = _asked(before, waiting.passed, rules)
             if asked.problem is not None or waiting.passed.request.op == "list":
@@ -291,6 +307,8 @@ class Term:
             lambda client, id_: (client, id_) in self._removed,
             # half: a suspension makes a record longer
             min(MOST_RECORD_BYTES, self._stores.store.most_value_bytes // 2),
+            self.moving.under_way,
+            self.book.too_late,
         )
 
     def _note(self, before: ClientRecord | None, after: ClientRecord, owner: dict[str, str | None]) -> None:

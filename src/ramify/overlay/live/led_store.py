@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ramify.errors import LiveError
 from ramify.overlay.deciding import Write
-from ramify.overlay.live.control import OVERLAY, STATE
+from ramify.overlay.live.control import MOVES, OVERLAY, STATE
 from ramify.overlay.live.store import Lease, Store
 
 __all__ = ["Stores"]
@@ -28,7 +28,7 @@ class Stores:
         """The latest revision of a client's record."""
 
     async def write(self, writes: Sequence[Write]) -> None:
-        """Write records, then plans and changes, then the state; each kind at once.
+        """Write records, then plans and changes, then the state, then moves; each kind at once.
 
         Raises `ConflictError` when another was first, `LiveError` when the lead or the server is lost.
         """
@@ -66,7 +66,7 @@ class Stores:
             raise LiveError("the lease of the leader lapsed, so nothing was written")
 
 
-_KINDS = ("clients", OVERLAY, "plans", "changes", STATE)
+_KINDS = ("clients", OVERLAY, "plans", "changes", STATE, MOVES)
 
 
 def _kind(key: str) -> str:

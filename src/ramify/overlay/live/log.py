@@ -8,6 +8,7 @@ router (a replacement, or one that was stopped and woke up) cannot write after t
     W   who wrote it, likewise            N   see `steps`
     G   in a step that needs several writes: the positions that it will reach, and so its name
     P   beside G: the epoch that clients' events of the step entered
+    K   of a value in pieces: which piece this is of how many (see `value_pieces`)
     A   beside G: all that the step sends to neighbours is written
 
 A step of more than `MOST_MESSAGES` outputs takes several writes. If the router dies between them, the log
@@ -44,6 +45,7 @@ __all__ = [
     "RefusedError",
     "SupersededError",
     "Written",
+    "value_pieces",
 ]
 
 MOST_MESSAGES = 900
@@ -277,6 +279,33 @@ class OutLog:
             keep_from = min(floor, int(told["message"]["seq"]))
             await self._api(f"STREAM.PURGE.{OUT}", {"filter": lane, "seq": keep_from})
 
+    async def value(self, lane: str) -> bytes | None:
+        """The value that was last written to a lane (`value_pieces`); None when there is none."""
+        last = await self._last_message(lane)
+        if last is None:
+            return None
+        sequence, headers, data = last
+        pieces = [data]
+        for place in range(sequence - _pieces_of(headers) + 1, sequence):
+            told = await self._api(f"STREAM.MSG.GET.{OUT}", {"seq": place})
+            pieces.insert(-1, base64.b64decode(told["message"].get("data", "")))
+        return b"".join(pieces)
+
+    async def purge_value(self, lane: str) -> None:
+        """Forget all values of a lane but the last."""
+        last = await self._last_message(lane)
+        if last is not None:
+            keep_from = last[0] - _pieces_of(last[1]) + 1
+            await self._api(f"STREAM.PURGE.{OUT}", {"filter": lane, "seq": keep_from})
+
+    async def _last_message(self, lane: str) -> tuple[int, dict[str, str], bytes] | None:
+        told = await self._api(f"STREAM.MSG.GET.{OUT}", {"last_by_subj": lane}, missing=_NO_MESSAGE)
+        if not told:
+            return None
+        message = told["message"]
+        data = base64.b64decode(message.get("data", ""))
+        return int(message["seq"]), _headers_of(message), data
+
     async def last_headers(self, lane: str) -> dict[str, str]:
         """The headers of the last message on a lane; none if there is none."""
         return await self._headers({"last_by_subj": lane})
@@ -284,11 +313,7 @@ class OutLog:
     async def _headers(self, wanted: Mapping[str, object]) -> dict[str, str]:
         """The headers of one message; none if there is no such message."""
         told = await self._api(f"STREAM.MSG.GET.{OUT}", wanted, missing=_NO_MESSAGE)
-        if not told:
-            return {}
-        raw = base64.b64decode(told["message"].get("hdrs", ""))
-        lines = raw.decode().split("\r\n")[1:]
-        return {name: value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
+        return _headers_of(told["message"]) if told else {}
 
     async def _api(
         self, call: str, body: Mapping[str, object], missing: int | None = None
@@ -303,6 +328,23 @@ class OutLog:
         except (nats.errors.Error, TimeoutError) as error:
             raise LiveError(f"no answer from the broker's server to {subject}: {error!r}") from error
         return bytes(answer.data)
+
+
+def value_pieces(lane: str, value: bytes, most_bytes: int) -> list[Output]:
+    """A value as messages of at most so many bytes. They must be written in one write: then they lie one
+    behind the other."""
+    parts = [value[at : at + most_bytes] for at in range(0, len(value), most_bytes)] or [b""]
+    return [Output(lane, part, {"K": f"{i}/{len(parts)}"}) for i, part in enumerate(parts, 1)]
+
+
+def _pieces_of(headers: Mapping[str, str]) -> int:
+    return int(headers.get("K", "1/1").partition("/")[2])
+
+
+def _headers_of(message: Mapping[str, Any]) -> dict[str, str]:
+    raw = base64.b64decode(message.get("hdrs", ""))
+    lines = raw.decode().split("\r\n")[1:]
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
 
 
 def _begun_marks(target: str, epoch: int, links_done: bool) -> dict[str, str]:

@@ -1,25 +1,34 @@
-"""What runs and how it fares, read from the control server: for `ramify status` and for tests.
+"""What runs and how it fares: for `ramify status` and for tests.
 
-Owns the view. It only reads; what it shows is as old as the brokers' last report of themselves, about two
-seconds.
+Owns the view. It only reads. From the control server it is as old as the brokers' last report of
+themselves, about two seconds; brokers that make matches have none, and are asked one by one.
 """
 
+import asyncio
+import contextlib
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
+import nats.errors
 
-from ramify.errors import InputError
+from ramify.errors import InputError, LiveError
 from ramify.overlay.epochs import BrokerReport, Epochs
 from ramify.overlay.live.control import LEADER, STATE, LiveEpoch, State, Status, decode
-from ramify.overlay.live.names import name_of
+from ramify.overlay.live.directory import Directory, RunningFile
+from ramify.overlay.live.names import STATUS, name_of
+from ramify.overlay.live.security import Router
 from ramify.overlay.live.store import INITIAL, Lease, Store
+from ramify.overlay.live.streams import Endpoint, connect
 
-__all__ = ["BrokerView", "EpochView", "Overview", "look"]
+__all__ = ["BrokerView", "EpochView", "Look", "Overview", "ask_brokers", "look", "looking", "looking_here"]
 
 DECISIONS_SHOWN = 5
 STALE_S = 15.0
 """What a broker said of itself counts so long."""
+ANSWER_S = 3.0
+"""A broker that has not answered by then is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +54,15 @@ class BrokerView:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All of it. `leader` is None when no coordinator decides now."""
+    """All of it. `leader` is None when no coordinator decides now. With `matchmaking`, the trees that
+    matches are made over, there is none, and there are no epochs."""
 
     leader: str | None
     epochs: list[EpochView] = field(default_factory=list)
     brokers: list[BrokerView] = field(default_factory=list)
     clients: int = 0
     decisions: list[dict[str, object]] = field(default_factory=list)
+    matchmaking: str = ""
 
     @property
     def routing(self) -> bool:
@@ -63,7 +74,7 @@ class Overview:
 
         What a process has said of itself outlives it for a while.
         """
-        newest = max((each.epoch for each in self.epochs), default=1)
+        newest = max((each.epoch for each in self.epochs), default=0 if self.matchmaking else 1)
         return [
             broker.name
             for broker in self.brokers
@@ -72,6 +83,58 @@ class Overview:
             or broker.status.started < since
             or broker.status.epoch < newest
         ]
+
+
+Look = Callable[[], Awaitable[Overview]]
+
+
+@contextlib.asynccontextmanager
+async def looking(
+    control: Endpoint, failed: Callable[[Exception], None] = lambda error: None
+) -> AsyncIterator[Look]:
+    """Looks at a control server. Waits until it is there; `failed` hears of attempts."""
+    store = await Store.connect(control, failed=failed)
+    try:
+        yield lambda: look(store)
+    finally:
+        await store.close()
+
+
+@contextlib.asynccontextmanager
+async def looking_here(
+    directory: Directory, running: RunningFile, failed: Callable[[Exception], None] = lambda error: None
+) -> AsyncIterator[Look]:
+    """Looks at what runs from a directory of this machine."""
+    if not running.matchmaking:
+        async with looking(directory.viewer(running.control_url), failed) as here:
+            yield here
+        return
+    roles = {Router(name): url for name, url in running.servers.items()}
+    routers = {
+        role.name: Endpoint(url, directory.ring.pair(role).seed, role.inbox_prefix, "status")
+        for role, url in roles.items()
+    }
+    yield lambda: ask_brokers(routers, running.matchmaking)
+
+
+async def ask_brokers(routers: Mapping[str, Endpoint], trees: str) -> Overview:
+    """Ask every broker that makes matches. Those that do not answer in time are lost."""
+    found = await asyncio.gather(*(_asked(name, router) for name, router in sorted(routers.items())))
+    clients = sum(each.status.clients for each in found if each.status is not None)
+    return Overview(None, brokers=list(found), clients=clients, matchmaking=trees)
+
+
+async def _asked(name: str, router: Endpoint) -> BrokerView:
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            connection = await connect(router)
+            try:
+                status = decode((await connection.request(STATUS, b"", timeout=ANSWER_S)).data, Status)
+            finally:
+                await connection.close()
+    except (LiveError, nats.errors.Error, TimeoutError, OSError):
+        return BrokerView(name, "lost", None, None)
+    return BrokerView(name, "routing" if status.routing else "catching up", status, 0.0)
 
 
 async def look(store: Store) -> Overview:

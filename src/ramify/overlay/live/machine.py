@@ -21,7 +21,7 @@ from nats.aio.client import Client as Nats
 
 from ramify.errors import RamifyError
 from ramify.network.overlay import Overlay
-from ramify.overlay.live.broker_files import BrokerFile, ServerEntry, write_broker_file
+from ramify.overlay.live.broker_files import BrokerFile, MatchEntry, ServerEntry, write_broker_file
 from ramify.overlay.live.directory import (
     COORDINATOR,
     ClientFile,
@@ -106,18 +106,20 @@ class MachineConfig:
 
     `processes` routers' processes share the brokers: a process costs memory and start-up time, so there are
     few. `coordinator` is the command of the coordinator, without what says who it is and where the control
-    server is; `standbys` are those of others beside it.
+    server is; `standbys` are those of others beside it. With `matchmaking`, the trees that brokers make
+    matches over, there is neither.
     """
 
     overlay: Overlay
     directory: Directory
-    coordinator: Sequence[str]
+    coordinator: Sequence[str] = ()
     processes: int = 2
     sizes: Sizes = field(default_factory=Sizes)
     limits: Limits = field(default_factory=Limits)
     sample_probability: float = DEFAULT_PROBABILITY
     lease_s: int = DEFAULT_LEASE_S
     standbys: Sequence[Sequence[str]] = ()
+    matchmaking: str = ""
 
 
 class Machine:
@@ -139,6 +141,7 @@ class Machine:
         """Start all processes; returns when servers listen and processes run, not when they route."""
         self.directory.create(self.config.overlay)
         self._lock = self.directory.lock()
+        self.directory.begin(self.config.matchmaking)
         self._attached = self.directory.clients()
         self.directory.add_coordinators([_standby(i) for i in range(len(self.config.standbys))])
         await self._start_servers()
@@ -160,17 +163,20 @@ class Machine:
             probe = StreamProbe(server, site.ring.pair(Router(broker)).seed)
             self._probes.append(probe)
             self._servers[broker] = Supervisor(server, probe, every_s=_PROBE_EVERY_S)
-        control = Server(self._control_config(ports.get("", 0)))
-        probe = StreamProbe(control, site.ring.pair(Control(COORDINATOR)).seed)
-        self._probes.append(probe)
-        # looked after more often than the others: while it is away no lease is renewed
-        self._servers[""] = Supervisor(control, probe, every_s=_LOOK_EVERY_S, probe_every_s=_PROBE_EVERY_S)
+        if not self.config.matchmaking:
+            control = Server(self._control_config(ports.get("", 0)))
+            probe = StreamProbe(control, site.ring.pair(Control(COORDINATOR)).seed)
+            self._probes.append(probe)
+            # looked after more often than the others: while it is away no lease is renewed
+            self._servers[""] = Supervisor(
+                control, probe, every_s=_LOOK_EVERY_S, probe_every_s=_PROBE_EVERY_S
+            )
         await asyncio.gather(*(_start_anywhere(each) for each in self._servers.values()))
         found = {name: _server(each).config.port for name, each in self._servers.items()}
         replace_file(self.directory.path / "ports.json", found)
 
     def _commands(self, configs: Path) -> list[tuple[str, list[str]]]:
-        commands = {COORDINATOR: self.config.coordinator}
+        commands = {} if self.config.matchmaking else {COORDINATOR: self.config.coordinator}
         commands |= {_standby(i): each for i, each in enumerate(self.config.standbys)}
         found: list[tuple[str, list[str]]] = []
         for name, command in commands.items():
@@ -203,19 +209,22 @@ class Machine:
             ring.pair(role)
             return ServerEntry(url, ring.path(role).absolute())
 
+        trees = self.config.matchmaking
         return BrokerFile(
             broker,
             entry(Router(broker), urls[broker]),
-            entry(Control(broker), self.control_url),
+            None if trees else entry(Control(broker), self.control_url),
             {name: entry(Neighbour(broker), urls[name]) for name in site.neighbours(broker)},
             self.config.sizes,
             self.config.limits,
             sample_probability=self.config.sample_probability,
             lease_s=self.config.lease_s,
+            matchmaking=MatchEntry(self.directory.path / "overlay.json", trees) if trees else None,
         )
 
     def _site(self) -> Site:
-        return Site(self.config.overlay, self.directory.path, self._attached, self.config.sizes)
+        directory, sizes = self.directory, self.config.sizes
+        return Site(self.config.overlay, directory.path, self._attached, sizes, directory.movable)
 
     def _control_config(self, port: int) -> ServerConfig:
         accounts = self.directory.control_accounts()
@@ -228,8 +237,8 @@ class Machine:
 
     @property
     def control_url(self) -> str:
-        """The control server."""
-        return _server(self._servers[""]).url
+        """The control server; empty when there is none."""
+        return _server(self._servers[""]).url if "" in self._servers else ""
 
     def _write_clients(self) -> None:
         ring = self.directory.ring
@@ -244,7 +253,10 @@ class Machine:
         pids = {name: child.pid or 0 for name, child in children.items() if isinstance(child, Child)}
         metrics = {name: url for name in children if (url := self._metrics(name))}
         name, urls = self.config.overlay.name, self.urls
-        found = RunningFile(os.getpid(), self.started_at, name, self.control_url, urls, pids, metrics)
+        found = RunningFile(
+            *(os.getpid(), self.started_at, name, self.control_url, urls, pids, metrics),
+            self.config.matchmaking,
+        )
         replace_file(self.directory.path / "running.json", found)
         return found
 
@@ -262,7 +274,8 @@ class Machine:
 
         Those that cannot be let in now (their server is down, the file is damaged) are tried again.
         """
-        files = [self.directory.path / name for name in ("clients.json", "coordinators.json")]
+        names = ("clients.json", "coordinators.json", "movable.json")
+        files = [self.directory.path / name for name in names]
         # nothing: some may have been added since the start
         seen: object = None
         told: object = None
@@ -287,13 +300,16 @@ class Machine:
     async def _let_in(self, clients: Mapping[str, str]) -> None:
         changed = {clients[name] for name in clients.keys() - self._attached.keys()}
         site = replace(self._site(), clients=clients)
-        for broker in sorted(changed):
+        for broker in self.config.overlay.brokers if site.movable else sorted(changed):
             server = _server(self._servers[broker])
-            await server.reload(site.accounts(broker))
+            if (accounts := site.accounts(broker)) != server.config.accounts:
+                await server.reload(accounts)
         self._attached = dict(clients)
         self._write_clients()
 
     async def _let_coordinators_in(self) -> None:
+        if self.config.matchmaking:
+            return
         accounts = self.directory.control_accounts()
         control = _server(self._servers[""])
         if accounts != control.config.accounts:

@@ -16,12 +16,14 @@ __all__ = [
     "IN",
     "LINK",
     "LOG",
+    "MATCH",
     "MOST_BYTES",
     "MOST_TOKEN",
     "OUT",
     "PUBLISH",
     "REJECTED",
     "SAMPLES",
+    "STATUS",
     "inbox_prefix",
     "name_of",
     "token",
@@ -33,8 +35,11 @@ IN, OUT, REJECTED, SAMPLES = "IN", "OUT", "REJECTED", "SAMPLES"
 PUBLISH, CONTROL = "ramify.publish", "ramify.control"
 """Subjects that clients write to, each followed by the client's token."""
 
-LINK, DELIVER, LOG = "out.link", "out.deliver", "out.log"
-"""Lanes of OUT: to a neighbour, to a client; and records of positions alone."""
+LINK, DELIVER, LOG, MATCH = "out.link", "out.deliver", "out.log", "out.match"
+"""Lanes of OUT: to a neighbour, to a client; records of positions alone; and what matchmaking knows."""
+
+STATUS = "ramify.status"
+"""Where a broker that makes matches says how it fares, in RAMIFY: to whoever has its key."""
 
 CLIENT = "client"
 

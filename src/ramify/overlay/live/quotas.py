@@ -9,6 +9,10 @@ leader is told, and takes the subscriptions out of the plans.
 The suspension is in the log before the first delivery is dropped, so no crash can hide it: whoever reads
 the lane learns of it. A lane whose last message has X is muted after a restart too.
 
+The lane of a client that has moved to another broker ends with a message with the header M (`moving`). What
+waits on it is under quota and lease like any other; past either, a message with M and X follows. Once all
+of it is read the leader is told, and it is watched no more.
+
 A client's quota is the largest of its subscriptions, since they share a lane; so is its lease. When the log
 is nearly full of what clients have not read, the client with the most is suspended although it is within
 its quota: otherwise all would stand still.
@@ -21,6 +25,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import nats.errors
 from nats.aio.client import Client as Nats
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
@@ -40,6 +45,7 @@ from ramify.overlay.live.log import Output, Written
 from ramify.overlay.live.names import DELIVER, OUT, name_of, token
 from ramify.overlay.live.streams import api
 from ramify.overlay.live.tasks import end_tasks
+from ramify.overlay.moving import Onward
 
 __all__ = ["Allowance", "Guard", "Unread", "overdue"]
 
@@ -178,6 +184,9 @@ class Guard:
         self._telling: dict[str, asyncio.Task[None]] = {}
         # client -> why
         self.suspended: dict[str, str] = {}
+        # clients that have moved away -> what their lane ends with; and those whose lane is over for good
+        self._ended: dict[str, Onward] = {}
+        self._given_up: set[str] = set()
 
     # ---------------------------------------------------------------------------------- what is heard
 
@@ -187,6 +196,9 @@ class Guard:
             kind, _, client = each.output.lane.rpartition(".")
             if kind == DELIVER:
                 self._unread.wrote(client, each.sequence, len(each.output.payload) + _MESSAGE_BYTES)
+                if self._ended or self._given_up:
+                    self._ended.pop(name_of(client), None)
+                    self._given_up.discard(name_of(client))
 
     def seen(self, client: str) -> None:
         """A client has shown itself."""
@@ -219,13 +231,34 @@ class Guard:
             some = filled[at : at + _AT_ONCE]
             found = await asyncio.gather(*(self._broker.last_headers(_lane(client)) for client in some))
             for client, headers in zip(some, found, strict=True):
-                if reason := headers.get("X"):
+                if "M" in headers:
+                    self._has_ended(client, headers)
+                elif reason := headers.get("X"):
                     self._mute(client, reason)
                     self._begin_telling(client, reason)
                 else:
                     self._of(client).guessed = True
         for client in new:
             self._of(client)
+
+    async def recall(self) -> None:
+        """Know of the lanes that ended here before this process: no plan has their clients here.
+
+        Cost: one request, and one more for every lane with something on it that is not known.
+        """
+        lanes = [lane for lane in await self._filled() if name_of(lane) not in self._known]
+        for at in range(0, len(lanes), _AT_ONCE):
+            some = lanes[at : at + _AT_ONCE]
+            found = await asyncio.gather(*(self._broker.last_headers(f"{DELIVER}.{lane}") for lane in some))
+            for lane, headers in zip(some, found, strict=True):
+                if "M" in headers and name_of(lane) not in self._known:
+                    self._has_ended(name_of(lane), headers)
+
+    def _has_ended(self, client: str, headers: Mapping[str, str]) -> None:
+        self._of(client).guessed = True
+        self._ended[client] = Onward.decode(headers["M"])
+        if headers.get("X"):
+            self._given_up.add(client)
 
     async def _filled(self) -> dict[str, int]:
         """Lanes of clients by token, with how many messages they have."""
@@ -242,9 +275,13 @@ class Guard:
 
     async def run(self, every_s: float = _LOOK_EVERY_S) -> None:
         """Look again and again. The broker must be ready."""
+        recalled = False
         try:
             while True:
                 with contextlib.suppress(LiveError, nats.errors.Error, TimeoutError, OSError):
+                    if not recalled:
+                        await self.recall()
+                        recalled = True
                     await self.look()
                 await asyncio.sleep(every_s)
         finally:
@@ -253,14 +290,20 @@ class Guard:
     async def look(self) -> None:
         """See where readers stand, and suspend whom it is time for. Lanes get their readers' consumers."""
         await self._broker.add_clients(self._known)
+        # a lane that ends while readers are looked at has more than they are seen to have
+        over = set(self._ended)
         await self._broker.look()
         now = time.time()
         for client in list(self._known):
             reader = self._broker.keeper.readers.get(f"client_{token(client)}")
             if reader is not None:
                 await self._note(client, reader, now)
+                if reader.unread == 0 and client in over and client in self._ended:
+                    self._leave(client)
         await self._read_records()
-        watched = {c: k for c, k in self._known.items() if c not in self.suspended}
+        watched = {
+            c: k for c, k in self._known.items() if c not in self.suspended and c not in self._given_up
+        }
         late = overdue(
             {name_of(t): size for t, size in self._unread.sizes().items()},
             {c: now - k.since_s for c, k in watched.items()},
@@ -302,7 +345,11 @@ class Guard:
         """End the deliveries to a client. Raises `LiveError` when the log does not take it: try again."""
         lane = _lane(client)
         async with self._of(client).lock:
-            if (await self._broker.last_headers(lane)).get("X"):
+            headers = await self._broker.last_headers(lane)
+            if "M" in headers:
+                await self._give_up(client, reason, headers)
+                return
+            if headers.get("X"):
                 self._mute(client, reason)
             else:
                 said = Output(lane, b"", {"X": reason, "N": "0"})
@@ -311,13 +358,62 @@ class Guard:
             self._unread.forget(token(client))
         self._begin_telling(client, reason)
 
+    async def _give_up(self, client: str, reason: str, headers: Mapping[str, str]) -> None:
+        """Drop what a client that has moved away left unread. Nothing else comes here, so that is all."""
+        lane, onward = _lane(client), Onward.decode(headers["M"])
+        if not headers.get("X"):
+            onward = msgspec.structs.replace(onward, end=onward.end or int(headers["L"]))
+            await self._broker.post(Output(lane, b"", {"X": reason, "M": onward.encode(), "N": "0"}))
+        await self._broker.purge_lane(lane)
+        self._unread.forget(token(client))
+        self._given_up.add(client)
+
+    async def begin_lane(self, client: str) -> int:
+        """Have a lane for a client that is to move here; returns the number that it ends with so far."""
+        await self._broker.add_clients([client])
+        async with self._of(client).lock:
+            lane = _lane(client)
+            if (await self._broker.last_headers(lane)).get("X"):
+                await self._broker.post(Output(lane, b"", {"X": "", "R": "1", "N": "0"}))
+            self._broker.node.muted.discard(client)
+            self.suspended.pop(client, None)
+            self._ended.pop(client, None)
+            self._given_up.discard(client)
+            self.seen(client)
+            return int((await self._broker.last_headers(lane)).get("L", "0"))
+
+    async def end_lane(self, client: str, onward: Onward) -> int:
+        """Write the last message of the lane of a client that has moved away, if it is not there; returns
+        its number. The suspension of a client is passed on."""
+        await self._broker.add_clients([client])
+        async with self._of(client).lock:
+            lane = _lane(client)
+            headers = await self._broker.last_headers(lane)
+            if "M" not in headers or Onward.decode(headers["M"]).move != onward.move:
+                said = {"M": onward.encode(), "N": "0"}
+                if headers.get("X"):
+                    said["X"] = headers["X"]
+                await self._broker.post(Output(lane, b"", said))
+                headers = await self._broker.last_headers(lane)
+            self._ended[client] = found = Onward.decode(headers["M"])
+            self.suspended.pop(client, None)
+            return found.end or int(headers["L"])
+
+    def _leave(self, client: str) -> None:
+        """All of an ended lane is read: say so, and watch it no more."""
+        onward = self._ended.pop(client)
+        self._given_up.add(client)
+        name = self._broker.config.name
+        self._begin(f"{client}/left", Passed(name, client, Request("left", onward.move)))
+
     @contextlib.asynccontextmanager
     async def serving(self, client: str) -> AsyncIterator[None]:
         """Deliver to a client again, if that had ended; inside, it is not suspended."""
         await end_tasks([self._telling[client]] if client in self._telling else [])
         async with self._of(client).lock:
             lane = _lane(client)
-            if (await self._broker.last_headers(lane)).get("X"):
+            headers = await self._broker.last_headers(lane)
+            if headers.get("X") and "M" not in headers:
                 await self._broker.post(Output(lane, b"", {"X": "", "R": "1", "N": "0"}))
             self._broker.node.muted.discard(client)
             self.suspended.pop(client, None)
@@ -328,15 +424,17 @@ class Guard:
         self.suspended[client] = reason
 
     def _begin_telling(self, client: str, reason: str) -> None:
-        if client in self._telling:
-            return
-        task = asyncio.create_task(self._tell_leader(client, reason))
-        self._telling[client] = task
-        task.add_done_callback(lambda _: self._telling.pop(client, None))
+        self._begin(client, Passed(self._broker.config.name, client, Request("suspend"), reason))
 
-    async def _tell_leader(self, client: str, reason: str) -> None:
-        """Until it answers: only then do plans stop sending events here for that client."""
-        passed = Passed(self._broker.config.name, client, Request("suspend"), reason)
+    def _begin(self, about: str, passed: Passed) -> None:
+        if about in self._telling:
+            return
+        task = asyncio.create_task(self._tell_leader(passed))
+        self._telling[about] = task
+        task.add_done_callback(lambda _: self._telling.pop(about, None))
+
+    async def _tell_leader(self, passed: Passed) -> None:
+        """Until it answers: only then do plans stop sending events here for a client that is suspended."""
         while True:
             answer = await self._tell(passed)
             if answer.ok or (answer.error and answer.error.code not in ("no_coordinator", "unavailable")):

@@ -20,6 +20,7 @@ from ramify.errors import RamifyError
 from ramify.overlay.live.broker_files import BrokerFile, read_broker_file
 from ramify.overlay.live.governed import Governed
 from ramify.overlay.live.log import SupersededError
+from ramify.overlay.live.matchmaker import Matchmaker, MatchmakerConfig
 from ramify.overlay.live.metrics import BrokerMetrics, serve_metrics
 from ramify.overlay.live.plan_cache import PlanCache
 from ramify.overlay.live.tasks import end_tasks
@@ -63,7 +64,7 @@ async def serve_brokers(
     Raises `InputError` for seeds that cannot be used, `LiveError` for a port that is taken.
     """
     plans = PlanCache()
-    brokers = [Governed(file.config(), plans) for file in files]
+    brokers = [_broker(file, plans) for file in files]
     ports = [metrics_port, *(file.metrics_port for file in files)]
     port = next((port for port in ports if port is not None), None)
     if port is not None:
@@ -86,7 +87,12 @@ async def serve_brokers(
     return SUPERSEDED
 
 
-def _ended(broker: Governed, task: "asyncio.Task[None]") -> None:
+def _broker(file: BrokerFile, plans: PlanCache) -> Governed | Matchmaker:
+    config = file.config()
+    return Matchmaker(config) if isinstance(config, MatchmakerConfig) else Governed(config, plans)
+
+
+def _ended(broker: Governed | Matchmaker, task: "asyncio.Task[None]") -> None:
     try:
         task.result()
     except SupersededError as error:

@@ -24,12 +24,14 @@ __all__ = ["Site"]
 
 @dataclass(frozen=True)
 class Site:
-    """The brokers of an overlay in one directory. `clients` says who is attached where."""
+    """The brokers of an overlay in one directory. `clients` says who is attached where; with `movable` each
+    server admits all of them, since they may move there."""
 
     overlay: Overlay
     directory: Path
     clients: Mapping[str, str]
     sizes: Sizes = field(default_factory=Sizes)
+    movable: bool = False
 
     @property
     def ring(self) -> KeyRing:
@@ -57,7 +59,7 @@ class Site:
         return accounts_config(
             ring.pair(Router(broker)).public,
             public(map(Neighbour, self.neighbours(broker))),
-            public(map(Client, self.attached(broker))),
+            public(map(Client, sorted(self.clients) if self.movable else self.attached(broker))),
         )
 
     def server(self, broker: str, *, port: int = 0) -> Server:

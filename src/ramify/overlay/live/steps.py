@@ -20,10 +20,13 @@ counted: its subscriptions are suspended (`quotas`).
 import base64
 import binascii
 import json
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +50,17 @@ from ramify.overlay.live.log import MOST_MESSAGES, Output
 from ramify.overlay.live.names import DELIVER, LINK, token
 from ramify.overlay.router import Frame, Router, RoutingPlan
 
-__all__ = ["Crossed", "Linked", "Node", "Stepped"]
+__all__ = [
+    "Crossed",
+    "Deliveries",
+    "Kept",
+    "Linked",
+    "Node",
+    "Stepped",
+    "Stepper",
+    "some_rows",
+    "whole_events",
+]
 
 TOO_LARGE = "too_large"
 """Why an event was rejected that no message of a server can hold."""
@@ -91,6 +104,7 @@ class Stepped:
     readable   how many events could be read, also those outside the rows that were asked for
     dropped    deliveries to muted clients, which nobody gets
     strays     events that came by a channel which does not lead here, by this broker's revision of the plan
+    changed    the state of the stepper changed, and is among the outputs: they must be one write
     """
 
     outputs: list[Output] = field(default_factory=list)
@@ -105,6 +119,7 @@ class Stepped:
     sent: dict[tuple[int, str], Crossed] = field(default_factory=dict)
     published: list[pa.RecordBatch] = field(default_factory=list)
     readable: int = 0
+    changed: bool = False
 
     @property
     def fits(self) -> bool:
@@ -113,24 +128,143 @@ class Stepped:
         Then no crash can divide what neighbours get: half of it by one revision of a plan and half by
         another would lose events or double them.
         """
+        if self.changed:
+            return len(self.outputs) <= MOST_MESSAGES
         per_lane = Counter(output.lane for output in self.outputs)
         links = sum(count for lane, count in per_lane.items() if lane.startswith(LINK))
         return max(links, *per_lane.values(), 0) <= MOST_MESSAGES
 
 
-class Node:
-    """A broker's routers, one per live epoch."""
+Deliveries: TypeAlias = dict[tuple[str, tuple[str, ...]], list[pa.RecordBatch]]
+"""(client, ids of subscriptions) -> events for them."""
+
+
+class Kept(Protocol):
+    """A state that steps change. A step that does has the new one among its outputs, on `state_lane`.
+
+    The broker says when that is in the log, and what the log has. Until the one or the other, each step
+    begins with the state of before.
+    """
+
+    state_lane: str
+
+    def settled(self) -> None:
+        """The state that was made last is in the log."""
+
+    def load(self, saved: bytes | None) -> None:
+        """Go on from the state that the log has; None when it has none."""
+
+
+class Stepper(ABC):
+    """What a broker routes with. What goes out is written here; `step` decides what that is."""
+
+    kept: Kept | None = None
 
     def __init__(self, name: str, limits: Limits | None = None) -> None:
         self.name = name
         self._limits = limits or Limits()
-        self._routers: dict[int, tuple[RoutingPlan, Router]] = {}
-        self._rules: dict[int, HeaderRules] = {}
         self.epoch = -1
         # clients whose deliveries are dropped
         self.muted: set[str] = set()
         # what a message may have, headers included; servers say how much they take
         self.most_bytes = MOST_FRAME_BYTES + (1 << 20)
+
+    @property
+    @abstractmethod
+    def epochs(self) -> tuple[int, ...]:
+        """The epochs that are known here."""
+
+    @abstractmethod
+    def step(
+        self,
+        published: Sequence[Published],
+        linked: Sequence[Linked],
+        epoch: int | None = None,
+        rows: tuple[int, int | None] = (0, None),
+    ) -> Stepped:
+        """Route what came in. Inputs that cannot be read are rejected; the rest proceeds.
+
+        Clients' events enter the present epoch, or the one given. Of all events that can be read only
+        `rows` (first, end) are routed; what cannot be is rejected with the first. More than one message can
+        only be routed whole.
+        """
+
+    def _hand(
+        self,
+        events: pa.RecordBatch,
+        receivers: Iterable[tuple[str, tuple[str, ...], npt.NDArray[np.int64]]],
+        done: Stepped,
+        hands: Deliveries,
+    ) -> None:
+        """Add what clients get of some events: (client, its subscriptions, the rows for them)."""
+        # client -> (rows, the subscriptions that they are for)
+        wanted: dict[str, list[tuple[npt.NDArray[np.int64], tuple[str, ...]]]] = {}
+        for client, ids, rows in receivers:
+            count = len(rows) * len(ids)
+            if client in self.muted:
+                done.dropped += count
+                continue
+            done.deliveries += count
+            wanted.setdefault(client, []).append((rows, ids))
+        for client, parts in wanted.items():
+            for names, rows in _by_subscriptions(parts):
+                part = events if len(rows) == events.num_rows else events.take(rows)
+                hands.setdefault((client, names), []).append(part)
+
+    def _write_link(
+        self,
+        to: str,
+        epoch: int,
+        headers_of: Callable[[int], dict[str, str]],
+        batches: list[pa.RecordBatch],
+        done: Stepped,
+    ) -> None:
+        """Add messages to a neighbour; `headers_of` gives the headers of one with so many events."""
+        for events in self._pieces(batches):
+            headers = headers_of(events.num_rows)
+            payload = self._payload(events, headers, done)
+            if payload is None:
+                continue
+            done.outputs.append(Output(f"{LINK}.{token(to)}", payload, headers))
+            size = int(np.asarray(events.column(SIZE_BYTES)).sum())
+            wire = len(payload) + _bytes_of(headers)
+            done.sent.setdefault((epoch, to), Crossed()).add(events.num_rows, size, wire)
+
+    def _write_hands(self, hands: Deliveries, done: Stepped) -> None:
+        """Add messages to clients."""
+        for (client, ids), batches in hands.items():
+            for events, named in product(self._pieces(batches), list(_named(ids))):
+                headers = {"N": str(events.num_rows), "F": named}
+                payload = self._payload(events, headers, done)
+                if payload is not None:
+                    done.outputs.append(Output(f"{DELIVER}.{token(client)}", payload, headers))
+
+    def _payload(self, events: pa.RecordBatch, headers: Mapping[str, str], done: Stepped) -> bytes | None:
+        """The events as a message has them; None, and rejected, when no message can."""
+        payload = encode_events(events)
+        size = len(payload) + _bytes_of(headers) + _FRAMING_BYTES
+        if size <= self.most_bytes:
+            return payload
+        columns = [events.column(name).to_pylist() for name in ("publisher", "id")]
+        detail = f"it takes {size} bytes on the wire, and the broker's server takes {self.most_bytes}"
+        for publisher, id_ in zip(*columns, strict=True):
+            done.rejected.append(Rejected(publisher or self.name, 0, id_, TOO_LARGE, detail, b""))
+        return None
+
+    def _pieces(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The batches joined where they agree, each small enough for whoever reads it."""
+        most = max(1, min(MOST_FRAME_BYTES, self.most_bytes - (self.most_bytes >> 3) - _FRAMING_BYTES))
+        for events in concat(batches):
+            yield from split(events, most)
+
+
+class Node(Stepper):
+    """A broker's routers, one per live epoch."""
+
+    def __init__(self, name: str, limits: Limits | None = None) -> None:
+        super().__init__(name, limits)
+        self._routers: dict[int, tuple[RoutingPlan, Router]] = {}
+        self._rules: dict[int, HeaderRules] = {}
 
     @property
     def epochs(self) -> tuple[int, ...]:
@@ -180,29 +314,24 @@ class Node:
         epoch: int | None = None,
         rows: tuple[int, int | None] = (0, None),
     ) -> Stepped:
-        """Route what came in. Inputs that cannot be read are rejected; the rest proceeds.
-
-        Clients' events enter the present epoch, or the one given. Of all events that can be read only
-        `rows` (first, end) are routed; what cannot be is rejected with the first. More than one message can
-        only be routed whole.
-        """
+        """See `Stepper`."""
         entered = self.epoch if epoch is None else epoch
         first, end = rows
         done = Stepped(frames_in=0 if first else len(published) + len(linked), epoch=entered)
         sends: dict[tuple[str, int, Header], list[pa.RecordBatch]] = {}
-        hands: dict[tuple[str, tuple[str, ...]], list[pa.RecordBatch]] = {}
+        hands: Deliveries = {}
         if published:
             taken, rejected = take_in_by_client(published, self._limits)
             done.rejected += [] if first else rejected
             done.readable = sum(events.num_rows for events in taken)
-            done.published = _rows(taken, first, done.readable if end is None else end)
+            done.published = some_rows(taken, first, done.readable if end is None else end)
             for events in done.published:
                 self._route(Frame(events), None, entered, done, sends, hands)
         for (sender, stamped, header), batches in self._frames(linked, done).items():
             joined = concat(batches)
             rows_here = sum(events.num_rows for events in joined)
             done.readable += rows_here
-            for events in _rows(joined, first, rows_here if end is None else end):
+            for events in some_rows(joined, first, rows_here if end is None else end):
                 self._route(Frame(events, header), sender, stamped, done, sends, hands)
         self._write(sends, hands, done)
         return done
@@ -218,7 +347,7 @@ class Node:
                 if epoch not in self._routers:
                     raise InputError(f"epoch {epoch} is not known here; known are {sorted(self._routers)}")
                 self._rules[epoch].check(message.sender, header)
-                events = _whole(decode_events(message.payload, LINK_LIMITS))
+                events = whole_events(decode_events(message.payload, LINK_LIMITS))
             except (InputError, LimitError) as error:
                 raw = message.payload[: 64 << 10]
                 done.rejected.append(
@@ -235,7 +364,7 @@ class Node:
         epoch: int,
         done: Stepped,
         sends: dict[tuple[str, int, Header], list[pa.RecordBatch]],
-        hands: dict[tuple[str, tuple[str, ...]], list[pa.RecordBatch]],
+        hands: Deliveries,
     ) -> None:
         routing, router = self._routers[epoch]
         overlay = routing.plan.overlay
@@ -248,65 +377,25 @@ class Node:
             assert onward.header is not None
             key = (overlay.brokers[to], epoch, onward.header)
             sends.setdefault(key, []).append(onward.events)
-        # client -> (rows, the subscriptions that they are for), one per class
-        wanted: dict[str, list[tuple[npt.NDArray[np.int64], tuple[str, ...]]]] = {}
-        for delivery in routed.deliveries:
-            for client, ids in routing.receivers(delivery.class_id):
-                count = len(delivery.rows) * len(ids)
-                if client in self.muted:
-                    done.dropped += count
-                    continue
-                done.deliveries += count
-                wanted.setdefault(client, []).append((delivery.rows, ids))
-        for client, parts in wanted.items():
-            for names, rows in _by_subscriptions(parts):
-                events = frame.events
-                part = events if len(rows) == events.num_rows else events.take(rows)
-                hands.setdefault((client, names), []).append(part)
+        receivers = (
+            (client, ids, delivery.rows)
+            for delivery in routed.deliveries
+            for client, ids in routing.receivers(delivery.class_id)
+        )
+        self._hand(frame.events, receivers, done, hands)
 
     def _write(
         self,
         sends: Mapping[tuple[str, int, Header], list[pa.RecordBatch]],
-        hands: Mapping[tuple[str, tuple[str, ...]], list[pa.RecordBatch]],
+        hands: Deliveries,
         done: Stepped,
     ) -> None:
         for (to, epoch, header), batches in sends.items():
-            for events in self._pieces(batches):
-                headers = _headers(epoch, header, events.num_rows)
-                payload = self._payload(events, headers, done)
-                if payload is None:
-                    continue
-                done.outputs.append(Output(f"{LINK}.{token(to)}", payload, headers))
-                size = int(np.asarray(events.column(SIZE_BYTES)).sum())
-                wire = len(payload) + _bytes_of(headers)
-                done.sent.setdefault((epoch, to), Crossed()).add(events.num_rows, size, wire)
-        for (client, ids), batches in hands.items():
-            for events, named in product(self._pieces(batches), list(_named(ids))):
-                headers = {"N": str(events.num_rows), "F": named}
-                payload = self._payload(events, headers, done)
-                if payload is not None:
-                    done.outputs.append(Output(f"{DELIVER}.{token(client)}", payload, headers))
-
-    def _payload(self, events: pa.RecordBatch, headers: Mapping[str, str], done: Stepped) -> bytes | None:
-        """The events as a message has them; None, and rejected, when no message can."""
-        payload = encode_events(events)
-        size = len(payload) + _bytes_of(headers) + _FRAMING_BYTES
-        if size <= self.most_bytes:
-            return payload
-        columns = [events.column(name).to_pylist() for name in ("publisher", "id")]
-        detail = f"it takes {size} bytes on the wire, and the broker's server takes {self.most_bytes}"
-        for publisher, id_ in zip(*columns, strict=True):
-            done.rejected.append(Rejected(publisher or self.name, 0, id_, TOO_LARGE, detail, b""))
-        return None
-
-    def _pieces(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The batches joined where they agree, each small enough for whoever reads it."""
-        most = max(1, min(MOST_FRAME_BYTES, self.most_bytes - (self.most_bytes >> 3) - _FRAMING_BYTES))
-        for events in concat(batches):
-            yield from split(events, most)
+            self._write_link(to, epoch, partial(_headers, epoch, header), batches, done)
+        self._write_hands(hands, done)
 
 
-def _rows(batches: Sequence[pa.RecordBatch], first: int, end: int) -> list[pa.RecordBatch]:
+def some_rows(batches: Sequence[pa.RecordBatch], first: int, end: int) -> list[pa.RecordBatch]:
     """The rows from `first` to before `end` of batches that lie one behind the other."""
     found = []
     for events in batches:
@@ -350,7 +439,7 @@ def _named(ids: Sequence[str]) -> Iterator[str]:
     yield json.dumps(some)
 
 
-def _whole(events: pa.RecordBatch) -> pa.RecordBatch:
+def whole_events(events: pa.RecordBatch) -> pa.RecordBatch:
     """The events of a frame, each with an id and a size. Raises `InputError`."""
     for name in ("id", SIZE_BYTES):
         if events.column(name).null_count:

@@ -18,7 +18,7 @@ import nats.errors
 from nats.aio.client import Client as Nats
 
 from ramify.errors import LiveError
-from ramify.overlay.live.names import DELIVER, IN, LINK, LOG, OUT, PUBLISH, REJECTED, SAMPLES, token
+from ramify.overlay.live.names import DELIVER, IN, LINK, LOG, MATCH, OUT, PUBLISH, REJECTED, SAMPLES, token
 from ramify.overlay.live.tasks import end_tasks
 from ramify.overlay.live.tls import TlsTransport, why_hopeless
 
@@ -223,7 +223,7 @@ async def ensure_streams(connection: Nats, sizes: Sizes) -> None:
         },
         {
             "name": OUT,
-            "subjects": [f"{LINK}.*", f"{DELIVER}.*", LOG],
+            "subjects": [f"{LINK}.*", f"{DELIVER}.*", LOG, MATCH],
             "max_bytes": sizes.out,
             "allow_atomic": True,
             "allow_direct": True,

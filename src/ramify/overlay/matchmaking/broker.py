@@ -74,6 +74,11 @@ class MatchBroker:
         """A broker as it was when it took a snapshot. Raises `InputError` for what is none."""
         return cls(State.decode(data), schema)
 
+    def go_back(self, data: bytes) -> None:
+        """Be as when that snapshot was taken. Filters that were parsed since are kept."""
+        self.state = State.decode(data)
+        self._wanted = wanted_marks(self.state, loads(self.state))
+
     def snapshot(self) -> bytes:
         """All of it; see the module for when to store it."""
         return self.state.encode()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ramify.content.subscriptions import Subscription
 from ramify.errors import PlanError
 from ramify.network.tree_kernels import orient
 from ramify.network.trees import closed
@@ -72,15 +73,18 @@ class Matched:
         return total
 
 
-def match_plan(plan: Plan, advertisements: Iterable[AdvertisementRow], seed: int = 0) -> Matched:
+def match_plan(
+    plan: Plan, advertisements: Iterable[AdvertisementRow | Subscription], seed: int = 0
+) -> Matched:
     """Announce and subscribe everything at once, deliver in a random order, until all is quiet.
 
-    Raises `PlanError` for a channel without a tree.
+    An advertisement may be spelled like a subscription. Raises `PlanError` for a channel without a tree.
     """
     ads: dict[int, list[Descriptor]] = {}
     for row in advertisements:
         at = plan.overlay.index[row.broker]
-        ads.setdefault(at, []).append(Descriptor(row.id, row.client, "sql", row.sql))
+        spelled = (row.spelling, row.text) if isinstance(row, Subscription) else ("sql", row.sql)
+        ads.setdefault(at, []).append(Descriptor(row.id, row.client, *spelled))
     names = plan.overlay.brokers
     networks = []
     for system in systems_of_plan(plan):

@@ -16,9 +16,10 @@ Departures Errata are listed in those modules. `rendezvous="best"` (ours) takes,
            publishers and destinations, the one with the least total of legs and tree, for channels that are
            made with random points and with such; the better are kept. `trees="steiner"` is the paper's
            SemCast-O; `trees="delay"` bounds latency: a subscription's bound is end to end, so the worst leg
-           from another broker that may publish is taken off it. Gateways out of reach in time get the
-           fastest path and are named among the settings; with `late="refuse"` there is no plan then
-           (`semcast.lateness` says why). `pruned` filters at every hop of the same trees. A leg is the
+           from another broker that may publish is taken off it. Classes that a rendezvous point is out of
+           the way for leave their hierarchy for a channel rooted at their gateway (ours): who is late then
+           cannot be served sooner, and is named among the settings; with `late="refuse"` there is no plan
+           then (`semcast.lateness` says why). `pruned` filters at every hop of the same trees. A leg is the
            direct link where there is one, else a cheapest path; the fastest way, link or not, where trees
            bound latency. `paper_cost` among the settings is the paper's own measure on the training window:
            events times tree links, legs left out.
@@ -38,26 +39,39 @@ import numpy.typing as npt
 from ramify.errors import InputError
 from ramify.network.distances import Weight, all_pairs
 from ramify.network.terminals import TerminalSets
+from ramify.planning.growth import NEVER, mapped, simple
 from ramify.planning.plan import (
     Admission,
+    All,
     Channel,
     ChannelTree,
     Entry,
+    Expression,
     Holds,
+    Match,
+    Not,
     Plan,
     Pruning,
     Serves,
+    Some,
 )
 from ramify.planning.problem import Problem
 from ramify.planning.scheme import Progress, put_together, silent
-from ramify.planning.semcast.expressions import form, over_classes
+from ramify.planning.semcast.expressions import form, hierarchy, over_classes, terms
 from ramify.planning.semcast.hierarchies import (
     EdgeEstimate,
     Hierarchies,
+    Reach,
     build_hierarchies,
     covering_profiles,
 )
-from ramify.planning.semcast.lateness import SHOWN, TooLateError, late_subscriptions, refuses
+from ramify.planning.semcast.lateness import (
+    SHOWN,
+    TooLateError,
+    late_by_root,
+    late_subscriptions,
+    refuses,
+)
 from ramify.planning.semcast.legs import Legs, directed, legs_to
 from ramify.planning.semcast.merging import Draft, Noise, merge_channels
 from ramify.planning.semcast.statistics import Overlap, Profiles, Statistics
@@ -83,7 +97,7 @@ class SemcastParams:
 
     rendezvous   where trees are rooted: at `random`, or at the `best` broker for a channel
     trees        `low-cost` joins, centralised `steiner` trees, or joins within a `delay`
-    late         whom no tree reaches within its delay: gets the fastest `root-path`, or `refuse` to plan
+    late         whom no way reaches within its delay: gets the fastest `root-path`, or `refuse` to plan
     noise        what merged channels do not share: kept `apart`, free to `merge` on, or `never` split off
     pruned       filter at every hop of the trees instead of flooding them
     orders       random orders of joining that edges are estimated with
@@ -156,18 +170,22 @@ def plan(
             roots, total = places.best(bits, reached, seen.weigh(bits))
         found.append((total, made, left_out, merged, roots))
     _, made, left_out, merged, roots = min(found, key=lambda each: each[0])
-    drafts = merged.channels
     progress(0.7, "growing trees")
-    by: Weight | None = "latency" if params.trees == "delay" else None
-    legs = legs_to(problem.overlay, roots.tolist(), problem.publishers.tolist(), by)
-    trees = _trees(problem, params, drafts, roots, estimate, legs, _classes_of(made, profiles))
-    channels = _channels(problem, params, made, profiles, drafts, roots, trees)
+    laid = _Laid(merged.channels, roots, _classes_of(made, profiles))
+    ways = None if params.trees == "steiner" else Ways.of(problem.overlay, problem.steiner)
+    by: Weight | None = None
+    if params.trees == "delay":
+        assert ways is not None
+        by, laid = "latency", _in_time(problem, laid, profiles, seen, estimate, ways)
+    legs = legs_to(problem.overlay, laid.roots.tolist(), problem.publishers.tolist(), by)
+    trees = _trees(problem, params, laid, estimate, legs, ways)
+    channels = _channels(problem, params, laid, trees)
     settings: dict[str, Any] = {
         "hierarchies": len(made),
         "merges": merged.merges,
         "cut_short": merged.cut_short,
         "uncompared": left_out,
-        "paper_cost": _paper_cost(seen.weighted(problem.demand.count), drafts, trees),
+        "paper_cost": _paper_cost(seen.weighted(problem.demand.count), laid.drafts, trees),
     }
     if params.trees == "delay":
         settings |= {"trees": params.trees, "late": params.late}
@@ -215,36 +233,39 @@ def _classes_of(made: Hierarchies, profiles: Profiles) -> list[tuple[int, ...]]:
     return [tuple(sorted(k for p in row for k in profiles.classes[p])) for row in made.members]
 
 
-def _channels(
-    problem: Problem,
-    params: SemcastParams,
-    made: Hierarchies,
-    profiles: Profiles,
-    drafts: Sequence[Draft],
-    roots: Ints,
-    trees: Sequence[Ints],
-) -> list[Channel]:
+@dataclass(frozen=True, slots=True)
+class _Laid:
+    """Channels with their rendezvous points, and the classes of each hierarchy that they name."""
+
+    drafts: Sequence[Draft]
+    roots: Ints
+    classes: Sequence[tuple[int, ...]]
+
+    def served(self, draft: Draft) -> list[int]:
+        return [k for h in draft.serves for k in self.classes[h]]
+
+
+def _channels(problem: Problem, params: SemcastParams, laid: _Laid, trees: Sequence[Ints]) -> list[Channel]:
     n = len(problem.overlay)
     allowed = None if len(problem.publishers) == n else frozenset(problem.publishers.tolist())
     entries: dict[int, Entry] = {}
-    for root in np.unique(roots).tolist():
+    for root in np.unique(laid.roots).tolist():
         targets = np.full(n, -1, dtype=np.int32)
         targets[problem.publishers] = root
         entries[root] = Entry(targets)
-    classes = _classes_of(made, profiles)
     pruning = Pruning.FILTER if params.pruned else Pruning.NONE
     found = []
-    for c, (draft, links) in enumerate(zip(drafts, trees, strict=True)):
-        served = [k for h in draft.serves for k in classes[h]]
+    for c, (draft, links) in enumerate(zip(laid.drafts, trees, strict=True)):
+        root = int(laid.roots[c])
         kind = ("nested", "hierarchy", "common", "noise")[form(draft.expression)]
         found.append(
             Channel(
                 f"{kind} {c}",
-                Admission(Holds(over_classes(draft.expression, classes)), allowed),
-                Serves.at_hosts(served, problem.classes),
+                Admission(Holds(over_classes(draft.expression, laid.classes)), allowed),
+                Serves.at_hosts(laid.served(draft), problem.classes),
                 pruning,
-                ChannelTree(links, int(roots[c])),
-                entries[int(roots[c])],
+                ChannelTree(links, root),
+                entries[root],
             )
         )
     return found
@@ -309,28 +330,28 @@ class _Points:
 def _trees(
     problem: Problem,
     params: SemcastParams,
-    drafts: Sequence[Draft],
-    roots: Ints,
+    laid: _Laid,
     estimate: EdgeEstimate,
     legs: Legs,
-    classes: Sequence[tuple[int, ...]],
+    ways: Ways | None,
 ) -> list[Ints]:
-    """The links of each channel's tree."""
-    if params.trees == "steiner":
-        wanted = [(int(r), d.reach.brokers.tolist()) for r, d in zip(roots, drafts, strict=True)]
+    """The links of each channel's tree: of Steiner trees where no ways to join are given."""
+    pairs = list(zip(laid.roots.tolist(), laid.drafts, strict=True))
+    if ways is None:
+        wanted = [(root, draft.reach.brokers.tolist()) for root, draft in pairs]
         grown = problem.steiner.trees(TerminalSets.of(wanted))
         links = np.column_stack((grown.parent, grown.child)).astype(np.int32)
         return [links[a:b] for a, b in pairwise(grown.start.tolist())]
-    ways, ms = Ways.of(problem.overlay, problem.steiner), latencies(problem.overlay)
+    ms = latencies(problem.overlay)
     found = []
-    for root, draft in zip(roots.tolist(), drafts, strict=True):
+    for root, draft in pairs:
         tree = GrowingTree(root, ways, ms)
         order = draft.reach.brokers[np.argsort(estimate.rank[0, draft.reach.brokers])].tolist()
         if params.trees == "low-cost":
             for gateway in order:
                 tree.join(gateway)
         else:
-            served = np.array([k for h in draft.serves for k in classes[h]], dtype=np.int64)
+            served = np.array(laid.served(draft), dtype=np.int64)
             for gateway in order:
                 _join_within(problem, tree, gateway, served, legs.worst_ms(root, gateway))
         found.append(tree.links())
@@ -351,6 +372,87 @@ def _join_within(
         tree.join(gateway)
     else:
         tree.join_within(gateway, strictest - leg_ms)
+
+
+def _in_time(
+    problem: Problem,
+    laid: _Laid,
+    profiles: Profiles,
+    seen: Statistics,
+    estimate: EdgeEstimate,
+    ways: Ways,
+) -> _Laid:
+    """The same, but for classes that would be late by their root and are served sooner at their gateway.
+
+    Those of a gateway become one more hierarchy, with a channel rooted there, and leave their own: in every
+    expression it stands for less, so that the channels that serve it still split what is left of it.
+    Channels that carry nothing to anybody then are not made.
+    """
+    served = [(root, laid.served(d)) for root, d in zip(laid.roots.tolist(), laid.drafts, strict=True)]
+    late = late_by_root(problem.classes, ways.ms, problem.publishers, served)
+    if not len(late):
+        return laid
+    moved, hosts = set(late.tolist()), problem.classes.broker
+    classes = [tuple(k for k in row if k not in moved) for row in laid.classes]
+    # all messages of a hierarchy: a profile that other gateways ask for too stays in it
+    wanted = [_wanted(row, profiles, seen) for row in classes]
+    drafts, roots = [], []
+    for root, draft in zip(laid.roots.tolist(), laid.drafts, strict=True):
+        if all(classes[h] == laid.classes[h] for h in terms(draft.expression)):
+            drafts.append(draft)
+            roots.append(root)
+            continue
+        expression = simple(
+            mapped(draft.expression, lambda term: Match(tuple(h for h in term.classes if classes[h])))
+        )
+        left = [k for h in draft.serves for k in classes[h]]
+        if expression != NEVER and left:
+            reach = estimate.reach(hosts[left])
+            drafts.append(_drafted(expression, draft.serves, root, reach, wanted, seen, estimate))
+            roots.append(root)
+    for gateway in np.unique(hosts[late]).tolist():
+        h = len(classes)
+        classes.append(tuple(late[hosts[late] == gateway].tolist()))
+        wanted.append(_wanted(classes[h], profiles, seen))
+        reach = estimate.reach([gateway])
+        drafts.append(_drafted(hierarchy(h), (h,), gateway, reach, wanted, seen, estimate))
+        roots.append(gateway)
+    return _Laid(drafts, np.array(roots, dtype=np.int32), classes)
+
+
+def _drafted(
+    expression: Expression,
+    serves: tuple[int, ...],
+    root: int,
+    reach: Reach,
+    wanted: Sequence[Words],
+    seen: Statistics,
+    estimate: EdgeEstimate,
+) -> Draft:
+    bits = _admitted(expression, wanted)
+    rate = float(seen.weigh(bits[None, :])[0])
+    return Draft(expression, serves, root, reach, bits, rate, estimate.edges(reach, root))
+
+
+def _wanted(classes: Sequence[int], profiles: Profiles, seen: Statistics) -> Words:
+    """The sampled messages that any of these classes wants."""
+    found: Words = np.bitwise_or.reduce(seen.bits[np.unique(profiles.of_class[list(classes)])], axis=0)
+    return found
+
+
+def _admitted(expression: Expression, wanted: Sequence[Words]) -> Words:
+    """The sampled messages that an expression over hierarchies admits."""
+    found: Words
+    match expression:
+        case Match(named):
+            found = np.bitwise_or.reduce([wanted[h] for h in named], axis=0)
+        case All(parts):
+            found = np.bitwise_and.reduce([_admitted(part, wanted) for part in parts], axis=0)
+        case Some(parts):
+            found = np.bitwise_or.reduce([_admitted(part, wanted) for part in parts], axis=0)
+        case Not(part):
+            found = ~_admitted(part, wanted)
+    return found
 
 
 def _judged(made: Plan) -> Plan:

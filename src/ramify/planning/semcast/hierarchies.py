@@ -228,7 +228,8 @@ def build_hierarchies(
     for p, head in enumerate(first.tolist()):
         equals.setdefault(head, []).append(p)
     seen = [p for p in equals if overlap.rate[p] > 0]
-    unseen = [p for p in range(len(overlap)) if not overlap.rate[p] > 0]
+    # by the first of equals: a matrix that no messages realise may give them different rates
+    unseen = [p for p in range(len(overlap)) if not overlap.rate[first[p]] > 0]
     made = _Builder(overlap.rate, hosts, estimate, chosen)
     for p in sorted(seen, key=lambda p: (-overlap.rate[p], p)):
         made.place(p, equals[p], candidates[p])

@@ -5,6 +5,9 @@ and the way down the tree together take longer than the subscription's bound. It
 alone, whatever was sampled, so that it holds for the events that are yet to come. Of a class that several
 channels serve the slowest counts.
 
+The planner gives whom a root is out of the way for a channel at its own gateway (`late_by_root` says whom),
+so on its plans one is late only where no way is in time, and gets events as soon as any way brings them.
+
 A plan serves every subscription of its problem (`check` proves it), so a refused one cannot be left out of
 a plan: there is no plan then, and the error says whom to drop or what to allow them instead.
 """
@@ -17,10 +20,11 @@ from math import ceil
 import numpy as np
 
 from ramify.errors import InputError
+from ramify.planning.classes import Classes
 from ramify.planning.layout import rooted_tree
 from ramify.planning.plan import Channel, Plan
 from ramify.planning.semcast.legs import slowest_but
-from ramify.planning.semcast.trees import keeps, latencies
+from ramify.planning.semcast.trees import ROUNDING, keeps, latencies
 
 __all__ = [
     "SHOWN",
@@ -28,6 +32,7 @@ __all__ = [
     "TooLateError",
     "bounds_latency",
     "class_ms",
+    "late_by_root",
     "late_subscriptions",
     "leg_ms",
     "refuses",
@@ -122,3 +127,36 @@ def class_ms(plan: Plan, classes: Sequence[int]) -> dict[int, float]:
             host = int(hosts[k])
             worst[k] = max(worst[k], slowest_but(legs, host) + float(down[host]))
     return worst
+
+
+def late_by_root(
+    classes: Classes,
+    ms: "np.typing.NDArray[np.float64]",
+    publishers: "np.typing.NDArray[np.integer]",
+    served: Iterable[tuple[int, Sequence[int]]],
+) -> "np.typing.NDArray[np.int64]":
+    """Classes that no tree from their roots serves in time, but a channel at their own gateway sooner.
+
+    `served` has the root and classes of each channel, `ms` the latency of the fastest way between any two
+    brokers. For a class with several bounds the strictest counts. O(channels * brokers + classes served).
+    """
+    bound, hosts, n = classes.latency_ms, classes.broker, len(ms)
+    brokers = np.arange(n)
+    by_root = np.full(len(classes), -np.inf)
+    for root, row in served:
+        rows = np.asarray(row, dtype=np.int64)
+        asked = rows[bound[rows] < np.inf]
+        if not len(asked):
+            continue
+        legs = np.full(n, -np.inf)
+        legs[publishers] = ms[publishers, root]
+        slowest = int(legs.argmax())
+        others = np.where(brokers == slowest, slowest_but(legs, slowest), legs[slowest])
+        by_root[asked] = np.maximum(by_root[asked], (others + ms[root])[hosts[asked]])
+    late = np.flatnonzero(by_root > bound + bound * ROUNDING)
+    at_once = np.empty(n)
+    for gateway in np.unique(hosts[late]).tolist():
+        others = publishers[publishers != gateway]
+        at_once[gateway] = ms[others, gateway].max(initial=-np.inf)
+    least = at_once[hosts[late]]
+    return late[by_root[late] > least + least * ROUNDING]

@@ -1,0 +1,96 @@
+"""The command that looks at a live overlay: status."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.live import Live
+
+from ramify.cli.addresses import server_url
+from ramify.cli.app import app
+from ramify.cli.console import friendly, out
+from ramify.cli.live import DirOption, directory_at
+from ramify.cli.tls_options import TlsCa, TlsCert, TlsKey, tls_context
+from ramify.errors import InputError, LiveError
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from ramify.overlay.live.looking import Look, Overview
+
+__all__: list[str] = []
+
+_LOOK_LIMIT_S = 10.0
+
+
+@app.command()
+@friendly
+def status(
+    directory: DirOption = Path("ramify-data"),
+    control: Annotated[str | None, typer.Option(help="A control server elsewhere, with --key.")] = None,
+    key: Annotated[Path | None, typer.Option(help="The seed file of one of its users.")] = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    watch: Annotated[bool, typer.Option(help="Show it anew every two seconds, until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say what runs: the leader, plans, every broker's epoch, traffic and lag, latest decisions."""
+    from ramify.cli.showing import show
+    from ramify.overlay.live.looking import looking, looking_here
+    from ramify.overlay.live.security import Control, read_seed
+    from ramify.overlay.live.streams import Endpoint
+
+    failed: list[str] = []
+
+    def noted(error: Exception) -> None:
+        failed.append(str(error))
+
+    if control is None:
+        files = directory_at(directory)
+        running = files.running()
+        if running is None:
+            raise InputError("nothing runs from here: start it with `ramify up`", path=str(files.path))
+        url, place = running.control_url, looking_here(files, running, noted)
+    else:
+        if key is None:
+            raise InputError("give --key with --control: the seed file of a user of the control server")
+        role = Control("viewer")
+        context = tls_context(tls_ca, tls_cert, tls_key)
+        url = server_url(control)
+        endpoint = Endpoint(url, read_seed(key).seed, role.inbox_prefix, "status", context)
+        place = looking(endpoint, noted)
+    try:
+        view = asyncio.run(_looked(place, watch and not as_json))
+    except TimeoutError:
+        why = failed[-1] if failed and failed[-1] else "no answer"
+        raise LiveError(
+            f"cannot connect to the control server at {url} within {_LOOK_LIMIT_S:g} s: {why}. "
+            "Is it running, and is the key one that it knows?"
+        ) from None
+    if as_json:
+        print(msgspec.json.encode(view).decode())
+    elif not watch:
+        show(view)
+    if not view.routing:
+        raise typer.Exit(1)
+
+
+async def _looked(place: "AbstractAsyncContextManager[Look]", watch: bool) -> "Overview":
+    """Look once, or until interrupted. `TimeoutError` when there is nothing to look at in time."""
+    from ramify.cli.showing import table
+
+    async with contextlib.AsyncExitStack() as stack:
+        async with asyncio.timeout(_LOOK_LIMIT_S):
+            look = await stack.enter_async_context(place)
+        view = await look()
+        if watch:
+            with Live(console=out, refresh_per_second=2) as live:
+                while True:
+                    live.update(table(view, out.width))
+                    await asyncio.sleep(2)
+                    view = await look()
+        return view

@@ -1,0 +1,40 @@
+"""`ramify coordinator` that counts its samples in its own process: as the pipeline does, without Spark."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from ramify.cli import app, coordinating
+from ramify.content.matcher import Matcher
+from ramify.planning.classes import Classes
+from ramify.planning.demand import Demand
+from ramify.planning.tally import Counting, PatternTally
+from ramify.planning.windows import Windows
+
+
+class Tallied(coordinating.SampleDemand):
+    """Only what counts the files is another."""
+
+    def counted(self, files: Sequence[str], classes: Classes, counting: Counting) -> Demand:
+        tally, matcher = PatternTally(counting), Matcher(classes.filters)
+        for file in files:
+            landed_us = Path(file).stat().st_mtime_ns // 1000
+            for batch in pq.read_table(file).to_batches():
+                arrived = np.full(batch.num_rows, landed_us, dtype=np.int64)
+                tally.add(batch, matcher.match(batch), arrived)
+        return Windows.of_rows(
+            tally.drain_arrays(),
+            counting.split,
+            tally.spans,
+            tally.unknown,
+            half_life_s=counting.half_life_s,
+            pane_us=counting.pane_us,
+        ).whole
+
+
+if __name__ == "__main__":
+    coordinating.SampleDemand = Tallied  # type: ignore[misc]
+    sys.exit(app())
