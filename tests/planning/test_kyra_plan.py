@@ -160,6 +160,63 @@ def test_zones_are_cut_by_the_attributes_named() -> None:
         make_plan("kyra:attributes=y", problem)
 
 
+def test_zones_are_cut_where_fewer_subscriptions_straddle_if_that_counts() -> None:
+    """One clique of two. By x both halves are as busy, but every subscription is in both; by y none is."""
+    problem = straddling()
+    halves = {}
+    for straddle in (0, 9):
+        plan = make_plan(f"kyra:max_distance=1000,alpha=1,straddle={straddle}", problem)
+        check(plan, problem)
+        proxy = proxies_of(plan)
+        assert proxy is not None
+        halves[straddle] = proxy[0].reshape(TWO_BY_TWO.shape)[:2, :2].tolist()
+    (a, b), (c, d) = halves[0]
+    assert a == b != c == d
+    (a, b), (c, d) = halves[9]
+    assert a == c != b == d
+
+
+TWO_BY_TWO = Grid((Axis("x", (5,)), Axis("y", (5,))))
+
+
+def straddling() -> Problem:
+    overlay = full_mesh(2)
+    names = overlay.brokers
+    kinds = {"x": AttributeType.INT64, "y": AttributeType.INT64}
+    rows = [Subscription(f"s{i}", f"c{i}", names[i % 2], sql="y < 5" if i else "y >= 5") for i in range(3)]
+    classes = Classes.collapse(rows, overlay, kinds)
+    events = [
+        Event(id=f"e{i}", publisher=names[0], attributes={"x": 9 * (i % 2), "y": 9 * (i > 5)})
+        for i in range(8)
+    ]
+    batch = events_to_batch(events, EventSchema(kinds))
+    demand = tally([batch], classes, overlay, {}, grid=TWO_BY_TWO)
+    return Problem.of(overlay, classes, demand, grid=TWO_BY_TWO)
+
+
+@pytest.mark.parametrize("servers", [2, 3])
+def test_there_are_as_many_groups_as_the_largest_clique_has_brokers(servers: int) -> None:
+    """Ten cells, each with other brokers that want it: more groups would be made if they were allowed."""
+    overlay = full_mesh(6)
+    rows = [
+        Subscription(f"s{i}-{x}", f"c{i}", overlay.brokers[i], sql=f"x = {x}")
+        for x in range(10)
+        for i in range(6)
+        if (x + 1) >> (i % 4) & 1
+    ]
+    classes = Classes.collapse(rows, overlay, {"x": AttributeType.INT64})
+    events = [Event(id=f"e{x}", publisher=overlay.brokers[0], attributes={"x": x}) for x in range(10)]
+    batch = events_to_batch(events, EventSchema({"x": AttributeType.INT64}))
+    demand = tally([batch], classes, overlay, {}, grid=TEN)
+    problem = Problem.of(overlay, classes, demand, grid=TEN)
+    spec = f"kyra-mbr:max_distance=1000,max_servers={servers}"
+    plan = check(make_plan(spec, problem), problem)
+    assert plan.settings["largest_clique"] == servers
+    assert plan.settings["realised_groups"] == len(plan.channels) == servers
+    for trees in (1, servers + 1):
+        assert len(make_plan(f"{spec},trees={trees}", problem).channels) == trees
+
+
 def test_balanced_trees_spare_the_busiest_broker() -> None:
     """Degrees are counted over all trees; a longer way is the price."""
     overlay = kyra(3, brokers=60)

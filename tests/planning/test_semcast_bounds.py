@@ -96,6 +96,27 @@ def test_legs_say_how_long_they_take(overlay: Overlay, point: int, gateway: int)
     assert (cheap.ms[point] >= fastest - 1e-9).all()
 
 
+@settings(max_examples=60)
+@given(overlay=overlays(), point=st.integers(0, 8))
+def test_legs_over_no_link_are_cheapest_in_their_own_direction(overlay: Overlay, point: int) -> None:
+    """By Bellman and Ford, with what each link takes toward the point."""
+    n, point = len(overlay), point % len(overlay)
+    takes = {}
+    for (a, b), (there, back) in zip(overlay.ends.tolist(), overlay.price.tolist(), strict=True):
+        takes[a, b], takes[b, a] = there, back
+    if len(set(takes.values())) == 1:  # then by hops
+        takes = dict.fromkeys(takes, 1.0)
+    least = [0.0 if broker == point else np.inf for broker in range(n)]
+    for _ in range(n):
+        for (a, b), price_ in takes.items():
+            least[a] = min(least[a], price_ + least[b])
+    paths = legs_to(overlay, [point], range(n)).paths
+    assert set(paths) == {(o, point) for o in range(n) if o != point and (o, point) not in takes}
+    for (origin, _), way in paths.items():
+        assert (way[0], way[-1]) == (origin, point)
+        assert sum(takes[link] for link in pairwise(way)) == pytest.approx(least[origin])
+
+
 def triangle() -> Overlay:
     """a - b takes 10 ms; by c it takes 2."""
     links = [

@@ -1,4 +1,4 @@
-"""Whose bound a SemCast plan keeps: everyone's whom any way reaches in time, wherever channels are rooted."""
+"""Whose bound a SemCast plan keeps: everyone's whom some way reaches in time, wherever its roots are."""
 
 from dataclasses import replace
 
@@ -16,6 +16,7 @@ from ramify.planning.catalog import make_plan
 from ramify.planning.check import check
 from ramify.planning.classes import Classes
 from ramify.planning.demand import Demand
+from ramify.planning.growth import terms
 from ramify.planning.plan import Holds, Plan, evaluate
 from ramify.planning.pricing import price
 from ramify.planning.problem import Problem
@@ -101,7 +102,10 @@ def test_late_is_exactly_whom_no_way_reaches_in_time(
         assert make_plan(strict, problem, seed).channels == plan.channels
     require_each_once(plan, seed)
     require_leaves_are_gateways(plan)
-    assert all(len(channel.serves) for channel in plan.channels)
+    for channel in plan.channels:  # none is left over that serves nobody or can carry nothing
+        assert len(channel.serves)
+        assert isinstance(channel.admits.content, Holds)
+        assert all(term.classes for term in terms(channel.admits.content.expression))
     done, priced = Simulator(plan).simulate_events([world.batch]), price(plan, demand)
     assert set(done.delivered) == world.wanted()
     assert all(count == 1 for count in done.delivered.values())

@@ -125,6 +125,24 @@ def test_a_covered_profile_joins_noise_channels_too() -> None:
     assert opened.added == {3: ((3, 4), (4, 5))}
 
 
+def test_of_several_hierarchies_the_one_that_takes_fewest_links_is_joined() -> None:
+    """Both cover the newcomer; one is served at each end of a line, and the newcomer is at either."""
+    overlay = line(9)
+    ends = (overlay.brokers[0], overlay.brokers[8])
+    rows = [Subscription("s0", "c0", ends[0], sql="x < 5"), Subscription("s1", "c1", ends[1], sql="x > 1")]
+    classes = Classes.collapse(rows, overlay, SCHEMA.attributes)
+    problem = Problem.of(overlay, classes, Demand.of([]))
+    for seed in range(6):
+        plan = make_plan("semcast", problem, seed)
+        reached = [set() if c.tree is None else set(c.tree.brokers.tolist()) for c in plan.channels]
+        for home, at in enumerate((0, 8)):
+            change = joined(plan, Subscription("n", "n", overlay.brokers[at], sql="x = 3"))
+            assert not change.added
+            assert change.opened is None
+            if at not in reached[1 - home]:
+                assert change.channels == (home,)
+
+
 def test_what_cannot_be_changed_is_refused() -> None:
     from test_semcast_scheme import _shared_problem
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.network.distances import all_pairs
+from ramify.network.generators import line
 from ramify.network.overlay import Overlay
 from ramify.planning.plan import All, Expression, Match, Not, Some, evaluate
 from ramify.planning.semcast.expressions import (
@@ -199,6 +200,37 @@ def test_no_hierarchy_is_entangled_with_more_than_asked(
         for h in range(len(made)):
             named = frozenset().union(*(terms(c.expression) for c in found.channels if h in c.serves))
             assert len(named) <= max(most, 1)
+
+
+@pytest.mark.parametrize("most", [2, 3, 5])
+def test_noise_that_merges_on_entangles_no_more_than_asked_either(most: int) -> None:
+    """Ten hierarchies that overlap much: partners become entangled with others after they were found."""
+    full = 0
+    for seed in range(12):
+        made, seen, estimate = many(seed)
+        found = merge_channels(made, seen, estimate, noise="merge", most_terms=most, iterations=60)
+        for h in range(len(made)):
+            named = frozenset().union(*(terms(c.expression) for c in found.channels if h in c.serves))
+            assert len(named) <= most
+            full += len(named) == most
+    assert full
+
+
+def many(seed: int) -> tuple[Hierarchies, Statistics, EdgeEstimate]:
+    """Ten hierarchies of one profile each at any brokers of a line; each message is for about half."""
+    rng = np.random.default_rng(seed)
+    rows = [np.flatnonzero(rng.random(10) < 0.5).tolist() for _ in range(60)]
+    start = np.cumsum([0, *map(len, rows)])
+    seen = Statistics.of_rows(10, start, [p for row in rows for p in row], rng.integers(1, 9, 60).tolist())
+    estimate = EdgeEstimate(all_pairs(line(12), "hops").distance, 1, rng)
+    made = Hierarchies(
+        np.full(10, -1, dtype=np.int32),
+        np.arange(10, dtype=np.int32),
+        tuple((p,) for p in range(10)),
+        rng.integers(12, size=10).astype(np.int32),
+        tuple(estimate.reach(rng.integers(12, size=3)) for _ in range(10)),
+    )
+    return made, seen, estimate
 
 
 @settings(max_examples=30)

@@ -204,10 +204,11 @@ def grow_better_tree(
     one = clock[0]
     for i in range(count):
         wanted[terminals[i]] = one
-    earlies, lates = 0, 0
+    # typed: what is called with a literal is compiled once more for it
+    earlies, lates, nobody = np.int64(0), np.int64(0), np.int64(-1)
     size, cost = _try(
-        dist, pred, terminals, count, 0, 0, -1, np.inf, one, clock, stamps, near, work, tree_node,
-        tree_parent,
+        dist, pred, terminals, count, earlies, lates, nobody, np.inf, one, clock, stamps, near, work,
+        tree_node, tree_parent,
     )  # fmt: skip
     for _ in range(min(MOST_MOVES, len(dist)) if count > 2 else 0):
         found = _promising(
@@ -220,8 +221,8 @@ def grow_better_tree(
             for turn in range(1 if wanted[v] == one else 2):
                 late[lates] = v
                 grown, spent = _try(
-                    dist, pred, terminals, count, earlies + 1 - turn, lates + turn, -1, cost * MARGIN, one,
-                    clock, stamps, near, work, tree_node, tree_parent,
+                    dist, pred, terminals, count, earlies + 1 - turn, lates + turn, nobody, cost * MARGIN,
+                    one, clock, stamps, near, work, tree_node, tree_parent,
                 )  # fmt: skip
                 if grown > 0:
                     size, cost, best, best_soon = grown, spent, v, 1 - turn
@@ -274,7 +275,7 @@ def _try(
     """
     joins, early, late, node, parent = work[2], work[3], work[4], work[5], work[6]
     joins[0] = terminals[0]
-    length = 1
+    length = np.int64(1)
     for i in range(earlies):
         if i != without:
             joins[length] = early[i]
@@ -355,7 +356,7 @@ def _promising(
         children[tree_node[j]] = 0
         if j > 0:
             children[tree_parent[j]] += 1
-    ends = 0
+    ends = np.int64(0)
     for j in range(1, size):
         v, above = tree_node[j], tree_parent[j]
         upto[v] = dist[above, v]

@@ -153,7 +153,7 @@ def fill_table(trees: Trees) -> None:
 @compiled
 def _compute(trees: Trees, row: Words) -> float:
     member = trees.nodes[0]
-    count = 0
+    count = np.int64(0)  # typed: callees are not compiled once more for a literal
     for b in range(len(trees.distance)):
         if has(row, b):
             member[count] = b

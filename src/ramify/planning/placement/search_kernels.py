@@ -137,7 +137,7 @@ def move_cost(given: Given, trees: Trees, state: State, u: Int, b: Int, limit: f
     Exact below `limit`, else inf. A tree that also joins a publisher's broker is taken to cost no less than
     the one without; that decides most moves by one tree for each set that changes.
     """
-    a = state.at[u]
+    a = np.int64(state.at[u])
     rise = cost_at(given, state, u, b) - cost_at(given, state, u, a)
     least = rise
     channels = given.rate.shape[1]
@@ -224,10 +224,10 @@ def moves_that_pay(
     """
     made = 0
     for u in order:
-        a = state.at[u]
+        a = np.int64(state.at[u])
         now = cost_at(given, state, u, a)
         hope = np.inf if thorough else _hope(given, trees, state, u)
-        best, to = -least, -1
+        best, to = -least, np.int64(-1)
         for b in range(len(state.load)):
             if b == a or given.access[u, b] == np.inf or state.load[b] + given.demand[u] > given.room[b]:
                 continue
@@ -235,7 +235,7 @@ def moves_that_pay(
                 continue
             rise = move_cost(given, trees, state, u, b, np.inf if thorough else best)
             if rise < best:
-                best, to = rise, b
+                best, to = rise, np.int64(b)
         if to >= 0:
             move(given, trees, state, u, to)
             made += 1
@@ -268,12 +268,12 @@ def swaps_that_pay(
         for b in range(brokers):
             if b == state.at[u] or given.access[u, b] == np.inf:
                 continue
-            gain = cost_at(given, state, u, state.at[u]) - cost_at(given, state, u, b) + hopes[u]
+            gain = cost_at(given, state, u, np.int64(state.at[u])) - cost_at(given, state, u, b) + hopes[u]
             if gain <= least and not thorough:
                 continue  # the partner's own gain is looked at from its side
             for i in range(start[b], start[b + 1]):
                 v = listed[i]
-                a = state.at[u]
+                a = np.int64(state.at[u])
                 if state.at[v] != b or a == b or given.access[v, a] == np.inf:
                     continue
                 if cost_at(given, state, v, a) - cost_at(given, state, v, b) - hopes[v] - gain >= -least:
@@ -286,7 +286,7 @@ def swaps_that_pay(
 
 @compiled
 def _swap(given: Given, trees: Trees, state: State, u: Int, v: Int, least: float) -> bool:
-    a, b = state.at[u], state.at[v]
+    a, b = np.int64(state.at[u]), np.int64(state.at[v])
     more = given.demand[u] - given.demand[v]
     if state.load[b] + more > given.room[b] or state.load[a] - more > given.room[a]:
         return False
