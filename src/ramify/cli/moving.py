@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from ramify.cli.app import app
-from ramify.cli.console import friendly, out, plain_table, say
+from ramify.cli.console import err, friendly, out, plain_table, say
 from ramify.cli.live import DirOption, directory_at
 from ramify.errors import InputError, LiveError
 
@@ -60,7 +60,11 @@ def move(
     """
     files = directory_at(directory)
     running = files.running()
-    if running is None or running.matchmaking:
+    if running is not None and running.matchmaking:
+        raise InputError(
+            "brokers that make matches cannot move clients: that takes a coordinator", path=str(files.path)
+        )
+    if running is None:
         raise InputError(
             "no overlay with a coordinator runs from here: start it with `ramify up --movable`",
             path=str(files.path),
@@ -81,8 +85,15 @@ def move(
     else:
         _show(found)
     if apply:
-        ends = [asyncio.run(asking.move(each.client, each.foreign)) for each in found.moves]
-        raise typer.Exit(0 if all(ends) else STAYED)
+        moved = True
+        for each in found.moves:
+            try:
+                moved = asyncio.run(asking.move(each.client, each.foreign)) and moved
+            except (InputError, LiveError) as error:
+                # the others may be possible
+                err.print(f"{each.client}: {error}", markup=False, highlight=False, soft_wrap=True)
+                moved = False
+        raise typer.Exit(0 if moved else STAYED)
 
 
 class _Asking:

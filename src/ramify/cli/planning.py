@@ -46,7 +46,13 @@ from ramify.planning.constraints import Rules, read_rules
 from ramify.planning.diff import diff
 from ramify.planning.kyra.grids import grid_for
 from ramify.planning.kyra.measures import measures
-from ramify.planning.placement.studies import ALGORITHMS, PlacedStudy, place_study, read_access
+from ramify.planning.placement.studies import (
+    ALGORITHMS,
+    PlacedStudy,
+    place_study,
+    read_access,
+    read_capacity,
+)
 from ramify.planning.plan_files import read_plan, write_plan
 from ramify.planning.pricing import Price
 from ramify.planning.scheme import Progress as Report
@@ -90,10 +96,13 @@ def plan(
     ] = "mirror-all",
     rules: Annotated[Path | None, typer.Option(help="JSON: capacities, quotas, residency.")] = None,
     place: Annotated[
-        str | None, typer.Option(help="Attach clients first: greedy, clustering, mixing or local-search.")
+        str | None, typer.Option(help=f"Attach clients first: {', '.join(ALGORITHMS)}.")
     ] = None,
     access: Annotated[
         Path | None, typer.Option(help="With --place: CSV of client, broker, price of access links.")
+    ] = None,
+    capacity: Annotated[
+        Path | None, typer.Option(help="With --place: CSV of broker, mb_per_s that its clients may take.")
     ] = None,
     write: Annotated[Path | None, typer.Option("--out", help="Write the chosen plan here.")] = None,
     tables: Annotated[
@@ -137,7 +146,7 @@ def plan(
     check_writable(write)
     specs = None if schemes is None else schemes.split()
     check_request(specs, today, sample, hours)
-    prices = _check_placement(place, access, today)
+    prices, room = _check_placement(place, access, capacity, today)
     _check_overlap(overlap, place, specs)
     decay_s = half_life_of(half_life)
     with sparked(spark, as_json) as session, doing("reading the log"):
@@ -166,7 +175,7 @@ def plan(
         study = _with_overlap(study, overlap, decay_s)
     placement = None
     if place is not None:
-        placement = place_study(study, place, seed, access=prices)
+        placement = place_study(study, place, seed, access=prices, capacity=room)
         study = placement.study
         if not as_json:
             say(_placement_lines(placement))
@@ -237,26 +246,30 @@ def _with_overlap(study: Study, under: Path, half_life_s: float | None) -> Study
 
 
 def _check_placement(
-    place: str | None, access: Path | None, today: str
-) -> dict[tuple[str, str], float] | None:
-    """The access prices, if any; refuses what does not go together before any event is read."""
+    place: str | None, access: Path | None, capacity: Path | None, today: str
+) -> tuple[dict[tuple[str, str], float] | None, dict[str, float] | None]:
+    """Access prices and capacities, if any; refuses what does not go together before any event is read."""
     if place is None:
-        if access is not None:
-            raise InputError("--access has no meaning without --place.")
-        return None
+        for name, given in (("--access", access), ("--capacity", capacity)):
+            if given is not None:
+                raise InputError(f"{name} has no meaning without --place.")
+        return None, None
     if place not in ALGORITHMS:
         raise InputError(f"--place {place}. Use one of: {', '.join(ALGORITHMS)}.")
     if Path(today).is_file():
         raise InputError(
             "--place moves clients, and a plan file is for where they are. Name a scheme for --today."
         )
-    return None if access is None else read_access(access)
+    prices = None if access is None else read_access(access)
+    return prices, None if capacity is None else read_capacity(capacity)
 
 
 def _placement_lines(made: PlacedStudy) -> str:
     told = [
         f"placement {made.placement.how}: {made.moved} of {len(made.placement.broker)} clients move; "
-        f"access links cost {made.access:.6g} on the training window, {made.access_before:.6g} before"
+        f"access links cost {made.access:.6g} on the training window, {made.access_before:.6g} before",
+        f"  with a tree for every group between brokers {made.total:.6g}, {made.total_before:.6g} before"
+        + ("" if made.bound is None else f"; no placement costs less than {made.bound:.6g}"),
     ]
     for number, one in enumerate(made.rounds):
         what = f"{one.moves:,} moves" if number else "brokers tell each other what they have"
@@ -275,6 +288,9 @@ def _placement_summary(made: PlacedStudy | None) -> dict[str, Any]:
             "clients": len(made.placement.broker),
             "access_money": made.access,
             "access_money_before": None if before != before else before,
+            "total_money": made.total,
+            "total_money_before": None if made.total_before != made.total_before else made.total_before,
+            "bound": made.bound,
             **({"rounds": [asdict(one) for one in made.rounds]} if made.rounds else {}),
         }
     }

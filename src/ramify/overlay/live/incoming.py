@@ -190,6 +190,8 @@ class Incoming:
                 self._reader = reader = Course(self._wires, self._after if after is None else after)
             while True:
                 delivered = await reader.take()
+                # who works between two of them without waiting must not keep moves from being answered
+                await asyncio.sleep(0)
                 yield delivered
                 await reader.acknowledge(delivered.number)
         finally:
