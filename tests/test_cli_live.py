@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from ramify.cli import app, live, showing
+from ramify.cli import app, live, showing, status
 from ramify.cli.addresses import server_url
 from ramify.errors import InputError
 from ramify.network.clouds import cloud_regions
@@ -37,7 +37,7 @@ def key(tmp_path: Path) -> Path:
 def test_status_of_a_server_that_is_not_there_is_one_message(
     key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "_LOOK_LIMIT_S", 1.0)
+    monkeypatch.setattr(status, "_LOOK_LIMIT_S", 1.0)
     code, said = told("status", "--control", "nats://127.0.0.1:1", "--key", str(key))
     assert code == 2
     assert "cannot connect to the control server at nats://127.0.0.1:1 within 1 s" in said

@@ -196,6 +196,35 @@ def test_a_publish_survives_an_outage_of_the_server(tmp_path: Path) -> None:
     on_server(tmp_path, scenario)
 
 
+def test_a_connection_that_breaks_while_it_is_closed_is_closed(tmp_path: Path) -> None:
+    async def scenario(at: LaneServer) -> None:
+        client = await at.client()
+        wire = client._wires.home.connection
+        before = wire._transport.drain
+        broken: list[int] = []
+
+        async def drain() -> None:
+            broken.append(1)
+            wire._transport.drain = before
+            raise ConnectionResetError("Connection lost")
+
+        # what waits to be sent when it is closed, and the line that it cannot be sent over
+        close = wire._flush_pending
+
+        async def flush(*_: object, **__: object) -> None:
+            wire._flush_pending = close
+            wire._pending, wire._pending_data_size = [b"PING\r\n"], 6
+            wire._transport.drain = drain
+
+        wire._flush_pending = flush
+        await client.close()
+        assert broken
+        assert wire.is_closed
+        assert wire._transport._io_writer.is_closing()
+
+    on_server(tmp_path, scenario)
+
+
 # -------------------------------------------------------------------------------------------- subscribing
 
 

@@ -40,7 +40,7 @@ from ramify.overlay.live.lanes import Inlet, Verdict
 from ramify.overlay.live.names import OUT, PUBLISH, token
 from ramify.overlay.live.pulling import Pulled, Puller
 from ramify.overlay.live.security import INFO, LAST
-from ramify.overlay.live.streams import DUPLICATE_WINDOW_S, Endpoint, connect
+from ramify.overlay.live.streams import DUPLICATE_WINDOW_S, Endpoint, connect, disconnect
 from ramify.overlay.moving import Onward
 
 __all__ = [
@@ -144,7 +144,7 @@ class LaneClient:
 
     async def close(self) -> None:
         """Disconnect."""
-        await self.connection.close()
+        await disconnect(self.connection)
 
     def check_allowed(self) -> None:
         """Raise `LiveError` when the server has refused what every client may do under its own name."""

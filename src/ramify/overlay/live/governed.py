@@ -47,7 +47,7 @@ from ramify.overlay.live.quotas import Guard
 from ramify.overlay.live.sampling import DEFAULT_PROBABILITY, Sampler
 from ramify.overlay.live.steps import Node, Stepped
 from ramify.overlay.live.store import INITIAL, ConflictError, Lease, Store
-from ramify.overlay.live.streams import Endpoint, connect, sparing
+from ramify.overlay.live.streams import Endpoint, connect, disconnect, sparing
 from ramify.overlay.live.tasks import end_tasks
 
 __all__ = ["DEFAULT_LEASE_S", "Governed", "GovernedConfig"]
@@ -245,7 +245,7 @@ class Governed:
         except (LiveError, TimeoutError, nats.errors.Error):
             pass
         if self._leader.connection is not None:
-            await self._leader.connection.close()
+            await disconnect(self._leader.connection)
         if self._store is not None:
             await self._store.close()
 

@@ -20,7 +20,7 @@ from ramify.overlay.live.directory import Directory, RunningFile
 from ramify.overlay.live.names import STATUS, name_of
 from ramify.overlay.live.security import Router
 from ramify.overlay.live.store import INITIAL, Lease, Store
-from ramify.overlay.live.streams import Endpoint, connect
+from ramify.overlay.live.streams import Endpoint, connect, disconnect
 
 __all__ = ["BrokerView", "EpochView", "Look", "Overview", "ask_brokers", "look", "looking", "looking_here"]
 
@@ -131,7 +131,7 @@ async def _asked(name: str, router: Endpoint) -> BrokerView:
             try:
                 status = decode((await connection.request(STATUS, b"", timeout=ANSWER_S)).data, Status)
             finally:
-                await connection.close()
+                await disconnect(connection)
     except (LiveError, nats.errors.Error, TimeoutError, OSError):
         return BrokerView(name, "lost", None, None)
     return BrokerView(name, "routing" if status.routing else "catching up", status, 0.0)

@@ -14,7 +14,7 @@ from ramify.overlay.live.control import Move, Passed, Request, decode
 from ramify.overlay.live.moving import move_key
 from ramify.overlay.live.refusals import refused
 from ramify.overlay.live.store import INITIAL, Store
-from ramify.overlay.live.streams import Endpoint, connect
+from ramify.overlay.live.streams import Endpoint, connect, disconnect
 from ramify.overlay.moving import is_open
 
 __all__ = ["DEFAULT_ANSWER_S", "DEFAULT_TTL_S", "follow", "request_move"]
@@ -50,7 +50,7 @@ async def request_move(
         wish = Passed(home, client, request, reason, foreign, ttl_s=ttl_s, answer_s=answer_s)
         answer = await leader.ask(wish)
     finally:
-        await leader.connection.close()
+        await disconnect(leader.connection)
     if answer.error is not None:
         raise refused(answer.error)
     if answer.move is None:

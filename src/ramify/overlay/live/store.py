@@ -31,7 +31,7 @@ from nats.aio.client import Client as Nats
 from nats.aio.msg import Msg
 
 from ramify.errors import InputError, LiveError
-from ramify.overlay.live.streams import Endpoint, connect
+from ramify.overlay.live.streams import Endpoint, connect, disconnect
 
 __all__ = ["BUCKET", "INITIAL", "Change", "ConflictError", "Lease", "Store"]
 
@@ -146,8 +146,7 @@ class Store:
         """Close the connection; watches end."""
         for watch in list(self._watches):
             watch.end()
-        with contextlib.suppress(nats.errors.Error, OSError):
-            await self._nats.close()
+        await disconnect(self._nats)
 
     # ----------------------------------------------------------------------------------- single values
 

@@ -29,6 +29,7 @@ __all__ = [
     "api",
     "connect",
     "consumers",
+    "disconnect",
     "ensure_consumer",
     "ensure_lanes",
     "ensure_samples",
@@ -160,6 +161,19 @@ async def _made(client: Nats, options: Mapping[str, Any]) -> Nats:
                 await client.close()
         raise
     return client
+
+
+async def disconnect(connection: Nats) -> None:
+    """Close a connection, also one that breaks while what waits in it is sent: it never raises for that.
+
+    The library stops half-way then, with its tasks alive, and takes the connection for closed.
+    """
+    try:
+        await connection.close()
+    except (nats.errors.Error, OSError):
+        connection._status = Nats.DISCONNECTED
+        with contextlib.suppress(nats.errors.Error, OSError):
+            await connection.close()
 
 
 def sparing(say: Callable[[str], None], every_s: float = 5.0) -> Callable[[Exception], None]:
