@@ -11,6 +11,7 @@ from ramify.content.events import AttributeType, Event, events_to_batch
 from ramify.content.subscriptions import Subscription
 from ramify.errors import InputError, LimitError, PlacementError
 from ramify.network.specs import overlay_from
+from ramify.planning.access import access_cost
 from ramify.planning.catalog import make_plan
 from ramify.planning.check import check
 from ramify.planning.classes import Classes
@@ -50,6 +51,12 @@ def test_after_placement_every_scheme_plans_as_usual(study: Study, algorithm: st
         assert made.access == 0 < made.access_before
     found = compare(made.study, ["mst", "zhao-wu"], today="spt-best")
     assert all(row.allowed for row in found.everything)
+    # every plan pays for the links of clients, as the placement does but for the share of events it saw
+    for row in found.everything:
+        assert row.train is not None
+        factor = made.study.problem.demand.factor
+        assert row.train.access_money * factor == pytest.approx(made.access)
+        assert row.train.figures()["access_money"] == row.train.access_money
 
 
 def test_brokers_that_move_clients_by_themselves_say_how_in_each_round(study: Study) -> None:
@@ -176,6 +183,29 @@ def test_zhao_wu_without_a_grid_is_one_group(study: Study) -> None:
     plan = make_plan("zhao-wu", problem, 1)
     check(plan, problem)
     assert plan.settings["groups"] == 1
+
+
+def test_clients_pay_for_what_they_send_and_get_once_and_not_for_their_own() -> None:
+    overlay = overlay_from("ring:3")
+    rows = [
+        Subscription("s0", "c0", "v0", "x = 1"),
+        Subscription("s1", "c0", "v0", "x > 0"),
+        Subscription("s2", "c1", "v1", "x > 0"),
+    ]
+    classes = Classes.collapse(rows, overlay, {"x": AttributeType.INT64})
+    counted = Tally(classes, overlay, {"c0": "v0", "c1": "v1", "c2": "v2"}, by_client=True)
+    counted.add(
+        events_to_batch(
+            [Event(str(k), f"c{k}", attributes={"x": 1}, size_bytes=99 + 100 * k) for k in range(3)]
+        )
+    )
+    demand = counted.windows().whole
+    # c0 sends 100 and gets 200 and 300 once though two of its filters match; c2 wants nothing
+    prices = {"c0": 1.0, "c1": 10.0, "c2": 100.0, "nobody": 5.0}
+    assert access_cost(prices, classes, demand) == 600 + 10 * (200 + 100 + 300) + 100 * 300
+    assert access_cost({}, classes, demand) == 0
+    with pytest.raises(InputError, match="who published"):
+        access_cost(prices, classes, replace(demand, client=np.full(len(demand), -1, np.int32)))
 
 
 def test_access_prices_are_read_and_faults_named_by_line(tmp_path: Path) -> None:

@@ -139,7 +139,8 @@ def auto(
     for name in names:
         scheme_from(name)
     demands = [problem.demand, validation, *([] if test is None else [test])]
-    yardsticks = [Yardstick(problem.overlay, problem.classes, demand) for demand in demands]
+    overlay, classes, access = problem.overlay, problem.classes, problem.access
+    yardsticks = [Yardstick(overlay, classes, demand, access=access) for demand in demands]
     rows: list[Row] = []
     for name in names:
         shown = _within(progress, len(rows), len(names), name)

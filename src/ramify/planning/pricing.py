@@ -123,6 +123,11 @@ class Price:
         """Money for what is on the wire, headers included."""
         return float((self.wire * self.overlay.price).sum()) / GB
 
+    @property
+    def access_money(self) -> float:
+        """Money for the links between clients and their brokers: the same for every plan (C1)."""
+        return self.yardstick.access_money
+
     @cached_property
     def cost_without_legs(self) -> float:
         """Money for the payload on the trees alone: SemCast's own measure."""
@@ -223,6 +228,7 @@ class Price:
             "cost_without_legs": self.cost_without_legs,
             "money": self.money,
             "money_per_month": self.money_per_month,
+            "access_money": self.access_money,
             "broker_duplicates": self.broker_duplicates,
             "link_duplicates": self.link_duplicates,
             "visits": self.visits,

@@ -46,6 +46,7 @@ class Problem:
     grid             the content space, where a scheme partitions by one
     overlap          who overlaps whom among the profiles of the classes, where tables say it of more than
                      the demand holds (`Overlap.of_tables`); SemCast builds hierarchies by it
+    access           client -> the price of its link to its broker, per 10^9 bytes; others pay nothing
     """
 
     overlay: Overlay
@@ -56,6 +57,7 @@ class Problem:
     advertisements: Mapping[int, tuple[Filter, ...]] = field(default_factory=dict)
     grid: Grid | None = None
     overlap: "Overlap | None" = None
+    access: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(

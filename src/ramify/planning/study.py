@@ -329,7 +329,11 @@ def _today(study: Study, today: str, weights: Weights, seconds: float | None, se
     else:
         plan, name = make_plan(_with_budget(today, seconds), study.problem, seed), today
     train, judged, shown = (
-        price(plan, window, Yardstick(study.problem.overlay, study.problem.classes, window))
+        price(
+            plan,
+            window,
+            Yardstick(study.problem.overlay, study.problem.classes, window, access=study.problem.access),
+        )
         for window in (study.problem.demand, study.validation, study.test)
     )
     return Row(name, plan, train, judged, shown, score=weights.score(judged))

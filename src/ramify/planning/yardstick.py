@@ -13,7 +13,8 @@ and shortest paths merged per event (`kyra.multicast`).
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
 from weakref import WeakKeyDictionary
@@ -28,6 +29,7 @@ from ramify.network.overlay import Overlay
 from ramify.network.steiner import Roots, Steiner, dual_ascent, lower_bounds
 from ramify.network.terminals import TerminalSets
 from ramify.network.underlay import Underlay
+from ramify.planning.access import access_cost
 from ramify.planning.classes import Classes
 from ramify.planning.demand import Demand
 from ramify.planning.kyra.multicast import Multicast, multicast
@@ -121,6 +123,11 @@ class References(ABC):
     seed: int
 
     @property
+    def access_money(self) -> float:
+        """What the links of clients cost, in money; nothing where no prices of them are known."""
+        return 0.0
+
+    @property
     @abstractmethod
     def destinations(self) -> DestinationSets:
         """The distinct destination sets, in the order of `DestinationSets.distinct`."""
@@ -208,6 +215,12 @@ class Yardstick(References):
     demand: Demand
     sample: int = SAMPLED_SETS
     seed: int = 0
+    access: Mapping[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def access_money(self) -> float:
+        """What the links between clients and brokers cost, however events are routed between those."""
+        return access_cost(self.access, self.classes, self.demand) / GB
 
     @cached_property
     def destinations(self) -> DestinationSets:

@@ -3,7 +3,8 @@
 Owns the way there and back. `placement_problem` reads users out of a problem whose demand was counted by
 client and by cell: what each client publishes into each cell, the cells that its filters touch, and what it
 receives, event by event. `placed` moves clients: their subscriptions and what they publish; then any scheme
-plans as usual. What access links cost is not part of a plan's price: report `access_money` beside it.
+plans as usual. The problem then carries the price of each client's link, and so do prices of plans
+(`Price.access_money`).
 
 Prices of access links may be given. Where none are, a client may use any broker, at the price of the core
 from where it is now: as if its traffic went on through its present broker. With `stay` it may not move.
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from ramify.errors import InputError, OverlayError
 from ramify.network.distances import all_pairs
+from ramify.planning.access import expanded, received, senders
 from ramify.planning.classes import Classes
 from ramify.planning.demand import Demand
 from ramify.planning.kyra.loads import counted_grid, touched_cells
@@ -55,7 +57,7 @@ def placement_problem(
     number = {user: u for u, user in enumerate(users)}
     # exact, whatever has decayed: capacities and money are of all events
     weight = demand.weight * demand.factor
-    sender = np.array([number[name] for name in demand.clients], dtype=np.int64)[demand.client]
+    sender = senders(demand, number)
     rate = np.zeros((len(users), grid.size))
     np.add.at(rate, (sender, demand.cell), weight)
     touched = touched_cells(problem, grid)
@@ -70,7 +72,7 @@ def placement_problem(
         subscribed,
         _access_prices(problem, home, access, stay),
         _capacities(problem, capacity),
-        rate_in=_received(problem, number, sender, weight),
+        rate_in=received(problem.classes, demand, number, sender, weight),
     )
 
 
@@ -163,28 +165,6 @@ def _capacities(problem: Problem, capacity: Mapping[str, float] | None) -> Float
     return most
 
 
-def _received(problem: Problem, number: Mapping[str, int], sender: Longs, weight: Floats) -> Floats:
-    """What each client receives from others: an event once, however many of its subscriptions match."""
-    demand = problem.demand
-    lists = [sorted({number[row.client] for row in members}) for members in problem.classes.members]
-    start = np.cumsum([0, *map(len, lists)], dtype=np.int64)
-    client = np.array([u for one in lists for u in one], dtype=np.int64)
-    pattern, user = _expanded(demand, start, client, len(number))
-    others = sender[pattern] != user
-    summed = np.bincount(user[others], weights=weight[pattern[others]], minlength=len(number))
-    return np.asarray(summed, dtype=np.float64)
-
-
-def _expanded(demand: Demand, start: Longs, value: Longs, most: int) -> tuple[Longs, Longs]:
-    """The distinct (pattern, value) pairs, sorted; class k stands for `value[start[k]:start[k + 1]]`."""
-    pattern = np.repeat(np.arange(len(demand), dtype=np.int64), np.diff(demand.start))
-    length = np.diff(start)[demand.classes]
-    ends = np.cumsum(length)
-    at = np.arange(int(length.sum())) + np.repeat(start[demand.classes] - (ends - length), length)
-    pairs = np.unique(np.repeat(pattern, length) * max(most, 1) + value[at])
-    return pairs // max(most, 1), pairs % max(most, 1)
-
-
 def _moved_classes(
     classes: Classes, where: Mapping[str, str], problem: Problem
 ) -> tuple[Classes, Longs, Longs]:
@@ -206,7 +186,7 @@ def _moved_demand(
     demand, index = problem.demand, problem.overlay.index
     at = np.array([index[where[c]] if c in where else -1 for c in demand.clients] + [-1], dtype=np.int64)
     publisher = np.where(at[demand.client] >= 0, at[demand.client], demand.publisher)
-    pattern, matched = _expanded(demand, start, made, classes)
+    pattern, matched = expanded(demand, start, made, classes)
     ends = np.searchsorted(pattern, np.arange(len(demand) + 1)).astype(np.int64)
     none = np.zeros(len(demand), dtype=np.int64)
     arrays = PatternArrays(

@@ -102,9 +102,11 @@ def place_study(
         for window in (study.validation, study.test, study.whole)
     )
     validation, test, whole = demands
-    moved = replace(
-        study, problem=placed(study.problem, where), validation=validation, test=test, whole=whole
+    price = problem.access_price[np.arange(len(found.broker)), found.broker]
+    linked = replace(
+        placed(study.problem, where), access=dict(zip(problem.users, price.tolist(), strict=True))
     )
+    moved = replace(study, problem=linked, validation=validation, test=test, whole=whole)
     nan = float("nan")
     return PlacedStudy(
         moved,
