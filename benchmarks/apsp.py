@@ -27,8 +27,8 @@ def peak_mb() -> float:
 
 
 def measure_ours(brokers: int) -> dict[str, float]:
-    from ramify.network.distances import all_pairs
-    from ramify.network.transit_stub import transit_stub
+    from ramify.network.graphs.distances import all_pairs
+    from ramify.network.graphs.transit_stub import transit_stub
 
     overlay = transit_stub(brokers, 1)
     assert overlay.adjacency is not None
@@ -56,7 +56,7 @@ def measure_scipy(brokers: int) -> dict[str, float]:
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import shortest_path
 
-    from ramify.network.transit_stub import transit_stub
+    from ramify.network.graphs.transit_stub import transit_stub
 
     overlay = transit_stub(brokers, 1)
     graph = csr_array(

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from ramify.content.events import Decoded
-from ramify.content.readers import read_cloudevents, read_ndjson, read_parquet
+from ramify.content.events.events import Decoded
+from ramify.content.events.readers import read_cloudevents, read_ndjson, read_parquet
 
 
 def records(count: int, seed: int) -> Iterator[dict[str, object]]:

@@ -28,11 +28,11 @@ import pyarrow as pa
 import rule_engine
 from json_logic import jsonLogic
 
-from ramify.content.constraints import ArraySet, Constraint
-from ramify.content.filters import Box, Filter
-from ramify.content.matcher import Matcher
-from ramify.content.sql import parse_sql
-from ramify.content.values import number_above, number_below, prefixed, strings_equal
+from ramify.content.filters.constraints import ArraySet, Constraint
+from ramify.content.filters.filters import Box, Filter
+from ramify.content.filters.sql import parse_sql
+from ramify.content.filters.values import number_above, number_below, prefixed, strings_equal
+from ramify.content.matching.matcher import Matcher
 
 REGIONS = [f"region-{k:02d}" for k in range(10)]
 SIDES = ["buy", "sell"]

@@ -24,13 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from ramify.network.overlay import Overlay
-from ramify.network.specs import overlay_from
-from ramify.network.trees import shortest_path_tree
+from ramify.network.graphs.overlay import Overlay
+from ramify.network.graphs.specs import overlay_from
+from ramify.network.trees.trees import shortest_path_tree
+from ramify.overlay.matchmaking.marking import Marking, mark_trees
 from ramify.overlay.matchmaking.messages import Descriptor
 from ramify.overlay.matchmaking.simulate import Network, places_of_parents
-from ramify.planning.matchmaking.marking import Marking, mark_trees
-from ramify.planning.matchmaking.trees import MatchTrees
+from ramify.overlay.matchmaking.trees import MatchTrees
 from ramify.workloads.catalog import workload_from
 from ramify.workloads.workload import Workload
 

@@ -44,26 +44,26 @@ import numpy as np
 import pyarrow as pa
 from nats.aio.client import Client as Nats
 
-from ramify.content.events import AttributeType, Event, EventSchema, events_to_batch
-from ramify.content.subscriptions import Subscription
-from ramify.network.overlay import Link, Overlay
-from ramify.overlay.live.broker import Broker
-from ramify.overlay.live.client import LaneClient
-from ramify.overlay.live.frames import decode_events, encode_events
-from ramify.overlay.live.intake import ARROW_TYPE
-from ramify.overlay.live.names import DELIVER, IN, LINK, OUT, PUBLISH, token
-from ramify.overlay.live.pulling import Pulled, Puller
-from ramify.overlay.live.security import INFO, Client, Neighbour, Router
-from ramify.overlay.live.server import Server
-from ramify.overlay.live.site import Site
-from ramify.overlay.live.steps import Node
-from ramify.overlay.live.streams import Sizes, connect, ensure_consumer, ensure_lanes, ensure_streams
-from ramify.overlay.router import RoutingPlan
-from ramify.planning.classes import Classes
+from ramify.content.events.events import AttributeType, Event, EventSchema, events_to_batch
+from ramify.content.filters.subscriptions import Subscription
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.overlay.control.frames import decode_events, encode_events
+from ramify.overlay.control.intake import ARROW_TYPE
+from ramify.overlay.control.names import DELIVER, IN, LINK, OUT, PUBLISH, token
+from ramify.overlay.control.steps import Node
+from ramify.overlay.live.broker.broker import Broker
+from ramify.overlay.live.client.lane import LaneClient
+from ramify.overlay.live.host.server import Server
+from ramify.overlay.live.host.site import Site
+from ramify.overlay.live.wire.pull import Pulled, Puller
+from ramify.overlay.live.wire.security import INFO, Client, Neighbour, Router
+from ramify.overlay.live.wire.streams import Sizes, connect, ensure_consumer, ensure_lanes, ensure_streams
+from ramify.overlay.routing.router import RoutingPlan
+from ramify.planning.demand.classes import Classes
 
 if TYPE_CHECKING:
     # the process whose memory is measured reads this file too: it imports no more than a broker does
-    from ramify.planning.plan import Plan
+    from ramify.planning.plans.plan import Plan
     from ramify.workloads.workload import Workload
 
 LIMITS = {  # key -> the limit, and whether it is the most (or else the least) that is allowed
@@ -150,9 +150,9 @@ def chain_plan() -> "Plan":
 
 def single_plan(classes: Classes, batches: Sequence[pa.RecordBatch], clients: Mapping[str, str]) -> "Plan":
     """One tree for all."""
-    from ramify.planning.catalog import make_plan
-    from ramify.planning.problem import Problem
-    from ramify.planning.tally import tally
+    from ramify.planning.demand.tally import tally
+    from ramify.planning.plans.problem import Problem
+    from ramify.planning.schemes.catalog import make_plan
 
     demand = tally(batches, classes, CHAIN, clients)
     return make_plan("single", Problem.of(CHAIN, classes, demand, clients), 1)
@@ -609,7 +609,7 @@ def many_events(count: int) -> pa.RecordBatch:
 
 def many_plan() -> "Plan":
     """Every subscription is a class of its own; one channel serves them all, with explicit headers."""
-    from ramify.planning.plan import Admission, Channel, Plan, Pruning, Serves, Stamped
+    from ramify.planning.plans.plan import Admission, Channel, Plan, Pruning, Serves, Stamped
 
     rows = many_subscriptions()
     hosts = np.array([CHAIN.index[row.broker] for row in rows], dtype=np.int32)
@@ -620,7 +620,7 @@ def many_plan() -> "Plan":
 
 def in_own_process(directory: Path, events: int) -> dict[str, Any]:
     """The routing form is made here and read there, as a broker gets it from the control store."""
-    from ramify.overlay.routing_form import encode_routing
+    from ramify.overlay.routing.form import encode_routing
 
     begin = time.perf_counter()
     (directory / "routing").write_bytes(encode_routing(many_plan()))
@@ -642,7 +642,7 @@ def in_own_process(directory: Path, events: int) -> dict[str, Any]:
 
 async def memory_of_broker(directory: Path) -> dict[str, Any]:
     """The first broker of the chain runs here alone: it routes, and hands to its own 1,000 clients."""
-    from ramify.overlay.live import governed  # what a broker's process has, too
+    from ramify.overlay.live.broker import governed
 
     assert governed
     empty_mb = resident_mb()["VmRSS"]

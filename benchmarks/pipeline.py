@@ -45,20 +45,20 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from ramify.content.events import AttributeType, EventSchema
-from ramify.content.filters import Filter
-from ramify.content.keywords import parse_keywords
-from ramify.content.matcher import Matcher
-from ramify.content.sql import parse_sql
-from ramify.network.specs import overlay_from
-from ramify.pipeline.files import Files
-from ramify.pipeline.matching import Shards, ship_matcher
-from ramify.pipeline.overlap import overlap
-from ramify.pipeline.passes import reckon, reckoned
-from ramify.pipeline.session import spark_session
-from ramify.planning.pattern_rows import PATTERNS
-from ramify.planning.tally import Counting, PatternTally, brokers_by_name
-from ramify.planning.windows import Windows
+from ramify.content.events.events import AttributeType, EventSchema
+from ramify.content.filters.filters import Filter
+from ramify.content.filters.keywords import parse_keywords
+from ramify.content.filters.sql import parse_sql
+from ramify.content.matching.matcher import Matcher
+from ramify.network.graphs.specs import overlay_from
+from ramify.pipeline.passes.files import Files
+from ramify.pipeline.passes.matching import Shards, ship_matcher
+from ramify.pipeline.passes.passes import reckon, reckoned
+from ramify.pipeline.session.session import spark_session
+from ramify.pipeline.tables.overlap import overlap
+from ramify.planning.demand.pattern_rows import PATTERNS
+from ramify.planning.demand.tally import Counting, PatternTally, brokers_by_name
+from ramify.planning.demand.windows import Windows
 
 DOCUMENTS, SUBSCRIPTIONS, FILES = 1_000_000, 10_000, 8
 VOCABULARY, WORDS_PER_DOCUMENT, WORDS_PER_SUBSCRIPTION = 12_000, 5, 3

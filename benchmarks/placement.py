@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ramify.network.specs import overlay_from
+from ramify.network.graphs.specs import overlay_from
 from ramify.planning.placement.heuristics import HEURISTICS
 from ramify.planning.placement.local_search import improved, local_search
 from ramify.planning.placement.model import Placement, PlacementProblem

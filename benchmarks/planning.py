@@ -31,20 +31,20 @@ from typing import Any
 import numpy as np
 import rustworkx as rx
 
-from ramify.network.overlay import Overlay
-from ramify.network.specs import overlay_from
-from ramify.network.steiner import Steiner
-from ramify.planning.auto import auto
-from ramify.planning.catalog import SCHEMES, make_plan
-from ramify.planning.check import check
-from ramify.planning.classes import Classes
-from ramify.planning.kyra.grids import grid_for
-from ramify.planning.kyra.measures import measures
-from ramify.planning.pricing import price
-from ramify.planning.problem import Problem
-from ramify.planning.splits import Split
-from ramify.planning.tally import Tally, tally
-from ramify.planning.yardstick import Yardstick
+from ramify.network.graphs.overlay import Overlay
+from ramify.network.graphs.specs import overlay_from
+from ramify.network.trees.steiner import Steiner
+from ramify.planning.choosing.weigh import auto
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.splits import Split
+from ramify.planning.demand.tally import Tally, tally
+from ramify.planning.plans.check import check
+from ramify.planning.plans.problem import Problem
+from ramify.planning.pricing.bound import Yardstick
+from ramify.planning.pricing.measures import measures
+from ramify.planning.pricing.price import price
+from ramify.planning.schemes.catalog import SCHEMES, make_plan
+from ramify.planning.schemes.shared.grids import grid_for
 from ramify.workloads.catalog import workload_from
 
 LIMITS = {  # key -> the limit, and whether it is the most (or else the least) that is allowed

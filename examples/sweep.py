@@ -13,13 +13,13 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from ramify.network.generators import random_overlay
-from ramify.pipeline.session import spark_session
+from ramify.network.graphs.generators import random_overlay
+from ramify.pipeline.session.session import spark_session
 from ramify.pipeline.sweeps import grid, records, sweep
-from ramify.planning.classes import Classes
-from ramify.planning.splits import Split
-from ramify.planning.study import SHARES, compare, prepare
-from ramify.planning.tally import Tally
+from ramify.planning.choosing.study import SHARES, compare, prepare
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.splits import Split
+from ramify.planning.demand.tally import Tally
 from ramify.workloads.catalog import workload_from
 
 SCHEMES = ("mst", "single", "mult")

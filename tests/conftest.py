@@ -31,7 +31,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
     The quick compiler only: it saves a third of the time to start, and no test runs long enough for the
     other one to pay. Workers find the test modules, whose functions travel by name.
     """
-    from ramify.pipeline.session import spark_session
+    from ramify.pipeline.session.session import spark_session
 
     conf = {
         "spark.sql.shuffle.partitions": "2",

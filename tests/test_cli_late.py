@@ -3,14 +3,14 @@
 import json
 
 import pytest
+from ramify.plan.choosing.study import Comparison, Study, compare, prepare
+from ramify.plan.demand.classes import Classes
+from ramify.plan.demand.demand import Demand
+from ramify.plan.demand.windows import Windows
 
-from ramify.cli import planning
-from ramify.content.subscriptions import Subscription
-from ramify.network.overlay import Link, Overlay
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.study import Comparison, Study, compare, prepare
-from ramify.planning.windows import Windows
+from ramify.cli import plan
+from ramify.content.filters.subscriptions import Subscription
+from ramify.network.graphs.overlay import Link, Overlay
 
 STRICT, LENIENT = "semcast-delay:late=refuse", "semcast-delay"
 
@@ -29,7 +29,7 @@ def compared() -> tuple[Study, Comparison]:
 
 
 def test_who_is_refused_or_late_is_in_the_json() -> None:
-    told = json.loads(json.dumps(planning._summary(*compared()), allow_nan=False))["schemes"]
+    told = json.loads(json.dumps(plan._summary(*compared()), allow_nan=False))["schemes"]
     (late,) = told[LENIENT]["late"]
     (refused,) = told[STRICT]["refused"]
     for row in (late, refused):
@@ -41,7 +41,7 @@ def test_who_is_refused_or_late_is_in_the_json() -> None:
 
 
 def test_who_is_refused_or_late_is_in_the_text(capsys: pytest.CaptureFixture[str]) -> None:
-    planning._show(*compared(), None)
+    plan._show(*compared(), None)
     said = capsys.readouterr().err
     assert f"discarded: {STRICT}: semcast-delay refuses 1 subscription: 'hasty' at c allows 9 ms" in said
     assert f"late: {LENIENT}: 1 of its subscriptions: 'hasty' at c allows 9 ms, and 1" in said

@@ -5,19 +5,19 @@ import time
 from pathlib import Path
 
 import pytest
+from ramify.overlay.overlay.host.directory import COORDINATOR, Directory
+from ramify.overlay.overlay.host.overview import BrokerView, EpochView, Overview
+from ramify.overlay.overlay.wire.security import Control, new_user
 from rich.console import Console
 from typer.testing import CliRunner
 
-from ramify.cli import app, live, showing, status
+from ramify.cli import app, overlay, status, status_text
 from ramify.cli.addresses import server_url
 from ramify.errors import InputError
-from ramify.network.clouds import cloud_regions
-from ramify.network.generators import line
-from ramify.network.overlay import Link, Overlay
-from ramify.overlay.live.control import LinkCount, Status
-from ramify.overlay.live.directory import COORDINATOR, Directory
-from ramify.overlay.live.looking import BrokerView, EpochView, Overview
-from ramify.overlay.live.security import Control, new_user
+from ramify.network.graphs.clouds import cloud_regions
+from ramify.network.graphs.generators import line
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.overlay.control.records import LinkCount, Status
 
 
 def told(*words: str) -> tuple[int, str]:
@@ -100,8 +100,8 @@ def test_a_directory_keeps_its_overlay(tmp_path: Path) -> None:
         files.create(line(4))
     assert files.overlay() == line(3)
     # without --overlay the one that is there counts
-    assert live._overlay_of(files, None, None) == line(3)
-    assert live._overlay_of(Directory(tmp_path / "new"), None, None).name == "cloud-regions"
+    assert overlay._overlay_of(files, None, None) == line(3)
+    assert overlay._overlay_of(Directory(tmp_path / "new"), None, None).name == "cloud-regions"
 
 
 def test_keys_for_standbys_are_made_and_stay_let_in(tmp_path: Path) -> None:
@@ -129,9 +129,9 @@ def test_keys_for_standbys_are_made_and_stay_let_in(tmp_path: Path) -> None:
 def shown(width: int | None, monkeypatch: pytest.MonkeyPatch, view: Overview) -> list[str]:
     """What `status` prints to a terminal that is so wide, or to a pipe."""
     console = Console(width=width or 80, force_terminal=width is not None, color_system=None, record=True)
-    monkeypatch.setattr(showing, "out", console)
+    monkeypatch.setattr(status_text, "out", console)
     with console.capture() as captured:
-        showing.show(view)
+        status_text.show(view)
     return captured.get().splitlines()
 
 

@@ -22,13 +22,13 @@ sys.path.insert(0, str(Path(__file__).parent / "overlay"))
 from lane_server import LaneServer
 
 from ramify.cli import app
-from ramify.cli.messaging import _lines, as_published
-from ramify.content.flatten import FieldMapping
-from ramify.overlay.live.clients import Client
-from ramify.overlay.live.control import Answer
-from ramify.overlay.live.frames import decode_events, encode_events
-from ramify.overlay.live.intake import ARROW_TYPE, Published, take_in
-from ramify.overlay.live.names import token
+from ramify.cli.messages import _lines, as_published
+from ramify.content.events.flatten import FieldMapping
+from ramify.overlay.control.frames import decode_events, encode_events
+from ramify.overlay.control.intake import ARROW_TYPE, Published, take_in
+from ramify.overlay.control.names import token
+from ramify.overlay.control.records import Answer
+from ramify.overlay.live.client.client import Client
 
 T = TypeVar("T")
 LIMIT_S = 100.0

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from ramify.cli import app
-from ramify.content.readers import read_events
-from ramify.pipeline.tables import TABLES, read_table, read_windows
+from ramify.content.events.readers import read_events
+from ramify.pipeline.passes.table_files import TABLES, read_table, read_windows
 
 pytestmark = pytest.mark.usefixtures("spark")  # the commands join the session that runs already
 SMALL = "demo:events=700,subscriptions=40"

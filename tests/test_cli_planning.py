@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ramify.cli import app
-from ramify.planning.plan_files import read_plan
+from ramify.planning.plans.files import read_plan
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 LOG = (

@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from ramify.cli import app
-from ramify.cli.messaging import as_published
-from ramify.content.events import batch_to_events
-from ramify.content.readers import read_events
-from ramify.content.sql import parse_sql
+from ramify.cli.messages import as_published
+from ramify.content.events.events import batch_to_events
+from ramify.content.events.readers import read_events
+from ramify.content.filters.sql import parse_sql
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -13,14 +13,15 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from ramify.content.events import AttributeType, Event, EventSchema, events_to_batch
-from ramify.content.space import Axis, Grid
-from ramify.content.subscriptions import Subscription
-from ramify.network.distances import all_pairs
-from ramify.network.overlay import Link, Overlay
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.plan import (
+from ramify.content.events.events import AttributeType, Event, EventSchema, events_to_batch
+from ramify.content.filters.space import Axis, Grid
+from ramify.content.filters.subscriptions import Subscription
+from ramify.network.graphs.distances import all_pairs
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.demand.tally import tally
+from ramify.planning.plans.plan import (
     Admission,
     All,
     AnyOf,
@@ -40,8 +41,7 @@ from ramify.planning.plan import (
     Some,
     Stamped,
 )
-from ramify.planning.problem import Problem
-from ramify.planning.tally import tally
+from ramify.planning.plans.problem import Problem
 
 SCHEMA = EventSchema(
     {"topic": AttributeType.STRING, "x": AttributeType.INT64, "keywords": AttributeType.STRINGS}

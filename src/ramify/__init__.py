@@ -8,7 +8,10 @@ from importlib import import_module
 
 __version__ = "0.1.0"
 
-_LAZY = {"Client": "ramify.overlay.live.clients", "BlockingClient": "ramify.overlay.live.blocking"}
+_LAZY = {
+    "Client": "ramify.overlay.live.client.client",
+    "BlockingClient": "ramify.overlay.live.client.blocking",
+}
 
 
 def __getattr__(name: str) -> object:

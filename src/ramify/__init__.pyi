@@ -1,4 +1,4 @@
-from ramify.overlay.live.blocking import BlockingClient as BlockingClient
-from ramify.overlay.live.clients import Client as Client
+from ramify.overlay.live.client.blocking import BlockingClient as BlockingClient
+from ramify.overlay.live.client.client import Client as Client
 
 __version__: str

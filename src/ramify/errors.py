@@ -14,7 +14,7 @@
 
 Each error says what happened, where, and what to do. A command prints `str(error)` and exits with 2;
 it never shows a traceback for any of these. Bad *records* of a batch are not errors but values:
-see `ramify.content.events.Rejected`.
+see `ramify.content.events.events.Rejected`.
 """
 
 from collections.abc import Iterable

@@ -11,9 +11,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from oracles import All, Bare, Between, Compare, Const, Contains, In, IsNull, Like, Not, Some
-from ramify.content.keywords import parse_keywords
-from ramify.content.pattern import parse_pattern
-from ramify.content.sql import parse_sql
+from ramify.content.filters.keywords import parse_keywords
+from ramify.content.filters.pattern import parse_pattern
+from ramify.content.filters.sql import parse_sql
 
 STRINGS = ["", "a", "b", "ab", "aB", "Ab", "ba", "abb", "a\0", "%", "_", "a\\", "é", "É", "中b", "10.0.0.7"]
 INTEGERS = [-1, 0, 1, 2, 3]

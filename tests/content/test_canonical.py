@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from strategies import filters, rows, sql_filters, sql_text, sql_trees
 
 from oracles import Bare, Between, Compare, In, IsNull
-from ramify.content.filters import EVERYTHING, NOTHING_AT_ALL, Filter
-from ramify.content.pattern import parse_pattern
-from ramify.content.sql import parse_sql
+from ramify.content.filters.filters import EVERYTHING, NOTHING_AT_ALL, Filter
+from ramify.content.filters.pattern import parse_pattern
+from ramify.content.filters.sql import parse_sql
 
 # Constants are drawn from {0, 1}, {"a", "b"} and {true, false}: these values tell all filters apart.
 X: list[Any] = ["absent", None, -1, 0, 0.5, 1, 2, "a", True, datetime(2026, 1, 1, tzinfo=UTC), (1,)]
@@ -161,8 +161,8 @@ def test_large_filters_get_a_key_whatever_their_order(text: str) -> None:
 
 def test_keys_are_the_same_in_every_process() -> None:
     script = (
-        "from ramify.content.pattern import parse_pattern\n"
-        "from ramify.content.sql import parse_sql\n"
+        "from ramify.content.filters.pattern import parse_pattern\n"
+        "from ramify.content.filters.sql import parse_sql\n"
         "p = {'t': [{'suffix': 'b'}, {'suffix': 'ab'}], 'x': [{'anything-but': ['a', 'b']}, 5, None]}\n"
         "q = {'t': [{'suffix': 'b'}, {'wildcard': '*c*'}, {'cidr': '10.0.0.0/8'}], 'y': [None]}\n"
         "f, g = parse_pattern(p), parse_pattern(q)\n"

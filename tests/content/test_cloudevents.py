@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.content.cloudevents import (
+from ramify.content.events.cloudevents import (
     ArraySplitter,
     decode_batch,
     decode_events,
     encode_batch,
     encode_event,
 )
-from ramify.content.events import (
+from ramify.content.events.events import (
     AttributeType,
     Decoded,
     Event,
@@ -26,7 +26,7 @@ from ramify.content.events import (
     batch_to_events,
     events_to_batch,
 )
-from ramify.content.flatten import MAX_DEPTH, MAX_RECORD_BYTES
+from ramify.content.events.flatten import MAX_DEPTH, MAX_RECORD_BYTES
 from ramify.errors import InputError
 
 # A shared machine may pause for longer than Hypothesis expects of a test.

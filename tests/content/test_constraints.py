@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_values import value_sets
 
-from ramify.content.constraints import ABSENT, ANYTHING, EVERY_ARRAY, NOTHING, ArraySet, Constraint
-from ramify.content.describe import describe_constraint
-from ramify.content.strings import ANY, StringTest, TestKind
-from ramify.content.values import (
+from ramify.content.filters.constraints import ABSENT, ANYTHING, EVERY_ARRAY, NOTHING, ArraySet, Constraint
+from ramify.content.filters.describe import describe_constraint
+from ramify.content.filters.strings import ANY, StringTest, TestKind
+from ramify.content.filters.values import (
     EVERY_VALUE,
     NO_VALUE,
     ValueSet,

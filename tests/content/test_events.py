@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.content.events import (
+from ramify.content.events.events import (
     FIXED_COLUMNS,
     RESERVED_NAMES,
     AttributeType,

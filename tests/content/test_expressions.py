@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import filters, patterns, rows
 
-from ramify.content.events import Event
-from ramify.content.expressions import Atom, Not, boxes_of, compile_filter, evaluate, explain
-from ramify.content.filters import Filter, Work
-from ramify.content.keywords import parse_keywords
-from ramify.content.pattern import parse_pattern, parse_pattern_expression
-from ramify.content.sql import parse_sql
+from ramify.content.events.events import Event
+from ramify.content.filters.expressions import Atom, Not, boxes_of, compile_filter, evaluate, explain
+from ramify.content.filters.filters import Filter, Work
+from ramify.content.filters.keywords import parse_keywords
+from ramify.content.filters.pattern import parse_pattern, parse_pattern_expression
+from ramify.content.filters.sql import parse_sql
 
 EVENTS = st.lists(rows(), min_size=4, max_size=8)
 

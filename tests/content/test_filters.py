@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import filters, rows, sql_filters
 
-from ramify.content.constraints import Constraint
-from ramify.content.filters import EVERYTHING, MAX_BOXES, NOTHING_AT_ALL, Box, Filter, merge_boxes
-from ramify.content.keywords import parse_keywords
-from ramify.content.pattern import parse_pattern
-from ramify.content.sql import parse_sql
-from ramify.content.values import number_above, numbers_equal
+from ramify.content.filters.constraints import Constraint
+from ramify.content.filters.filters import EVERYTHING, MAX_BOXES, NOTHING_AT_ALL, Box, Filter, merge_boxes
+from ramify.content.filters.keywords import parse_keywords
+from ramify.content.filters.pattern import parse_pattern
+from ramify.content.filters.sql import parse_sql
+from ramify.content.filters.values import number_above, numbers_equal
 from ramify.errors import FilterError
 
 EVENTS = st.lists(rows(), min_size=4, max_size=8)

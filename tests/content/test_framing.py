@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.content import framing
-from ramify.content.framing import array_records, elements, lines
-from ramify.content.records import Records
+from ramify.content.events import framing
+from ramify.content.events.framing import array_records, elements, lines
+from ramify.content.events.records import Records
 
 # A shared machine may pause for longer than Hypothesis expects of a test.
 

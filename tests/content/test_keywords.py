@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from strategies import keyword_lists, rows
 
 from oracles import keywords_match
-from ramify.content.keywords import parse_keywords
-from ramify.content.sql import parse_sql
+from ramify.content.filters.keywords import parse_keywords
+from ramify.content.filters.sql import parse_sql
 from ramify.errors import FilterError
 
 

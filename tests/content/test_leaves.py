@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.content.events import EventSchema, RejectReason
-from ramify.content.flatten import MAX_RECORD_BYTES, decode_records
-from ramify.content.leaves import Leaf, Leaves, shapes
+from ramify.content.events.events import EventSchema, RejectReason
+from ramify.content.events.flatten import MAX_RECORD_BYTES, decode_records
+from ramify.content.events.leaves import Leaf, Leaves, shapes
 
 # A shared machine may pause for longer than Hypothesis expects of a test.
 

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from strategies import filters, rows, typed_rows
 
-from ramify.content.columns import ordered, whole_numbers
-from ramify.content.encoding import double_of, order_of
-from ramify.content.filters import EVERYTHING, NOTHING_AT_ALL, Filter
-from ramify.content.keywords import parse_keywords
-from ramify.content.matcher import Matcher
-from ramify.content.pattern import parse_pattern
-from ramify.content.sql import parse_sql
+from ramify.content.events.columns import ordered, whole_numbers
+from ramify.content.filters.filters import EVERYTHING, NOTHING_AT_ALL, Filter
+from ramify.content.filters.keywords import parse_keywords
+from ramify.content.filters.pattern import parse_pattern
+from ramify.content.filters.sql import parse_sql
+from ramify.content.matching.encoding import double_of, order_of
+from ramify.content.matching.matcher import Matcher
 from ramify.errors import InputError, SchemaError
 
 Row = dict[str, Any]

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import filters, rows, typed_rows
 
-from ramify.content.filters import EVERYTHING, NOTHING_AT_ALL, Filter
-from ramify.content.kernels import match_rows
-from ramify.content.keywords import parse_keywords
-from ramify.content.matcher import Matcher, Matches
-from ramify.content.matcher_files import FORMAT, open_matcher, write_matcher
-from ramify.content.sql import parse_sql
+from ramify.content.filters.filters import EVERYTHING, NOTHING_AT_ALL, Filter
+from ramify.content.filters.keywords import parse_keywords
+from ramify.content.filters.sql import parse_sql
+from ramify.content.matching.kernels import match_rows
+from ramify.content.matching.matcher import Matcher, Matches
+from ramify.content.matching.matcher_files import FORMAT, open_matcher, write_matcher
 from ramify.errors import InputError
 
 Row = dict[str, Any]

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from strategies import patterns, rows
 
 from oracles import pattern_matches
-from ramify.content.events import AttributeType
-from ramify.content.expressions import evaluate
-from ramify.content.pattern import MAX_TEXT, OPERATORS, parse_pattern
+from ramify.content.events.events import AttributeType
+from ramify.content.filters.expressions import evaluate
+from ramify.content.filters.pattern import MAX_TEXT, OPERATORS, parse_pattern
 from ramify.errors import FilterError
 
 

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ramify.content import flatten, framing
-from ramify.content.events import AttributeType, Decoded, EventSchema, RejectReason, batch_to_events
-from ramify.content.flatten import (
+from ramify.content.events import flatten, framing
+from ramify.content.events.events import AttributeType, Decoded, EventSchema, RejectReason, batch_to_events
+from ramify.content.events.flatten import (
     MAX_DEPTH,
     MAX_RECORD_BYTES,
     FieldMapping,
@@ -26,7 +26,13 @@ from ramify.content.flatten import (
     decode_records,
     parse_timestamps,
 )
-from ramify.content.readers import infer_schema, read_cloudevents, read_events, read_ndjson, read_parquet
+from ramify.content.events.readers import (
+    infer_schema,
+    read_cloudevents,
+    read_events,
+    read_ndjson,
+    read_parquet,
+)
 from ramify.errors import InputError
 
 # A shared machine may pause for longer than Hypothesis expects of a test.

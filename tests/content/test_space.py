@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import STRINGS, TIMES, filters, rows, typed_rows
 
-from ramify.content.events import AttributeType, Event, EventSchema, events_to_batch
-from ramify.content.filters import EVERYTHING, NOTHING_AT_ALL, Filter
-from ramify.content.space import Axis, Grid
-from ramify.content.sql import parse_sql
+from ramify.content.events.events import AttributeType, Event, EventSchema, events_to_batch
+from ramify.content.filters.filters import EVERYTHING, NOTHING_AT_ALL, Filter
+from ramify.content.filters.space import Axis, Grid
+from ramify.content.filters.sql import parse_sql
 from ramify.errors import FilterError, InputError
 
 A = AttributeType

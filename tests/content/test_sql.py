@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from strategies import rows, sql_text, sql_trees
 
 from oracles import sql_verdict
-from ramify.content.events import AttributeType
-from ramify.content.expressions import evaluate
-from ramify.content.sql import ALLOWED, MAX_TEXT, parse_sql, parse_sql_expression
+from ramify.content.events.events import AttributeType
+from ramify.content.filters.expressions import evaluate
+from ramify.content.filters.sql import ALLOWED, MAX_TEXT, parse_sql, parse_sql_expression
 from ramify.errors import FilterError
 
 A = AttributeType

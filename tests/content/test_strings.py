@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracles import like_regex, same_letters
-from ramify.content.strings import (
+from ramify.content.filters.strings import (
     ANY,
     ONE,
     StringTest,

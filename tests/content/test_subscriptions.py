@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.content.events import AttributeType
-from ramify.content.subscriptions import Subscription, read_subscriptions, write_subscriptions
+from ramify.content.events.events import AttributeType
+from ramify.content.filters.subscriptions import Subscription, read_subscriptions, write_subscriptions
 from ramify.errors import FilterError, InputError
 
 GOOD = {"id": "s", "client": "c", "broker": "b", "sql": "x = 1"}

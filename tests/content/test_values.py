@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import BOOLEANS, FLOATS, INTEGERS, STRINGS, TIMES
 
-from ramify.content.strings import TestKind, ignore_case
-from ramify.content.values import (
+from ramify.content.filters.strings import TestKind, ignore_case
+from ramify.content.filters.values import (
     EVERY_VALUE,
     NO_VALUE,
     ValueSet,

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.content.columns import bind_columns
-from ramify.content.filters import Filter
-from ramify.content.kernels import SORTED_AS_BITS, match_rows, sort_ids
-from ramify.content.keywords import parse_keywords
-from ramify.content.matcher import FrozenMatcher, Matcher
-from ramify.content.sql import parse_sql
-from ramify.content.wordkernels import match_words
+from ramify.content.events.columns import bind_columns
+from ramify.content.filters.filters import Filter
+from ramify.content.filters.keywords import parse_keywords
+from ramify.content.filters.sql import parse_sql
+from ramify.content.matching.kernels import SORTED_AS_BITS, match_rows, sort_ids
+from ramify.content.matching.matcher import FrozenMatcher, Matcher
+from ramify.content.matching.word_kernels import match_words
 
 WORDS = ["a", "b", "ab", "ba", "ü", "a longer word than most"]
 REPEATED = 40

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.errors import DisconnectedError, OverlayError
-from ramify.network.blocks import Blocks, split
-from ramify.network.distances import arc_weights
-from ramify.network.generators import line, ring
-from ramify.network.overlay import Link, Overlay
-from ramify.network.steiner import dual_ascent, exact_cost, lower_bounds
-from ramify.network.terminals import TerminalSets
-from ramify.network.transit_stub import transit_stub
+from ramify.network.graphs.distances import arc_weights
+from ramify.network.graphs.generators import line, ring
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.network.graphs.transit_stub import transit_stub
+from ramify.network.trees.blocks import Blocks, split
+from ramify.network.trees.steiner import dual_ascent, exact_cost, lower_bounds
+from ramify.network.trees.terminals import TerminalSets
 
 
 @st.composite

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.errors import OverlayError
-from ramify.network.overlay import Link, Overlay
-from ramify.network.underlay import Underlay
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.network.graphs.underlay import Underlay
 
 
 @st.composite

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.errors import LimitError, OverlayError
-from ramify.network import distances as module
-from ramify.network import kernels
-from ramify.network.distances import Weight, all_pairs, arc_weights, figures
-from ramify.network.generators import line, random_overlay, ring
-from ramify.network.overlay import Link, Overlay
-from ramify.network.transit_stub import transit_stub
+from ramify.network.graphs import distances as module
+from ramify.network.graphs import kernels
+from ramify.network.graphs.distances import Weight, all_pairs, arc_weights, figures
+from ramify.network.graphs.generators import line, random_overlay, ring
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.network.graphs.transit_stub import transit_stub
 
 WEIGHTS: list[Weight] = ["hops", "price", "mean_price", "latency"]
 

@@ -8,14 +8,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ramify.errors import OverlayError
-from ramify.network import files
-from ramify.network.clouds import cloud_regions, great_circle_km, latency_from_km
-from ramify.network.files import SCHEMA, read_overlay, write_overlay
-from ramify.network.generators import line, ring
-from ramify.network.overlay import Link, Overlay, Site
-from ramify.network.specs import SPECS, overlay_from
-from ramify.network.transit_stub import kyra, transit_stub
-from ramify.network.underlay import Underlay
+from ramify.network.graphs import files
+from ramify.network.graphs.clouds import cloud_regions, great_circle_km, latency_from_km
+from ramify.network.graphs.files import SCHEMA, read_overlay, write_overlay
+from ramify.network.graphs.generators import line, ring
+from ramify.network.graphs.overlay import Link, Overlay, Site
+from ramify.network.graphs.specs import SPECS, overlay_from
+from ramify.network.graphs.transit_stub import kyra, transit_stub
+from ramify.network.graphs.underlay import Underlay
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12).filter(
     lambda name: name.isprintable() and name == name.strip()

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.errors import OverlayError
-from ramify.network.clouds import cloud_regions, great_circle_km, latency_from_km, region_table
-from ramify.network.distances import all_pairs, figures
-from ramify.network.examples import kyra_figure_4, majumder_i2, majumder_i3
-from ramify.network.generators import (
+from ramify.network.graphs.clouds import cloud_regions, great_circle_km, latency_from_km, region_table
+from ramify.network.graphs.distances import all_pairs, figures
+from ramify.network.graphs.examples import kyra_figure_4, majumder_i2, majumder_i3
+from ramify.network.graphs.generators import (
     MAX_LINKS,
     euclidean_mesh,
     full_mesh,
@@ -23,8 +23,8 @@ from ramify.network.generators import (
     ring,
     star,
 )
-from ramify.network.overlay import Overlay
-from ramify.network.transit_stub import (
+from ramify.network.graphs.overlay import Overlay
+from ramify.network.graphs.transit_stub import (
     TransitStub,
     kyra,
     majumder,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.errors import DisconnectedError, OverlayError
-from ramify.network.generators import random_overlay, ring
-from ramify.network.lowstretch import akpw_tree, average_stretch, star_decomposition_tree
+from ramify.network.graphs.generators import random_overlay, ring
+from ramify.network.trees.lowstretch import akpw_tree, average_stretch, star_decomposition_tree
 
 Graph = tuple[int, list[tuple[int, int]], list[float], list[float]]
 Method = Callable[..., npt.NDArray[np.int32]]

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.errors import DisconnectedError, OverlayError
-from ramify.network.generators import full_mesh, ring
-from ramify.network.overlay import Link, Overlay, Site
-from ramify.network.transit_stub import kyra
-from ramify.network.underlay import Underlay
+from ramify.network.graphs.generators import full_mesh, ring
+from ramify.network.graphs.overlay import Link, Overlay, Site
+from ramify.network.graphs.transit_stub import kyra
+from ramify.network.graphs.underlay import Underlay
 
 
 def triangle() -> Overlay:

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.errors import DisconnectedError, InputError, LimitError, OverlayError
-from ramify.network import steiner as module
-from ramify.network.distances import Weight, all_pairs, arc_weights
-from ramify.network.generators import line, ring
-from ramify.network.overlay import Link, Overlay
-from ramify.network.steiner import Roots, Steiner, dual_ascent, exact_cost, lower_bounds
-from ramify.network.steiner_kernels import grow_tree
-from ramify.network.terminals import TerminalSets
-from ramify.network.transit_stub import transit_stub
+from ramify.network.graphs.distances import Weight, all_pairs, arc_weights
+from ramify.network.graphs.generators import line, ring
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.network.graphs.transit_stub import transit_stub
+from ramify.network.trees import steiner as module
+from ramify.network.trees.steiner import Roots, Steiner, dual_ascent, exact_cost, lower_bounds
+from ramify.network.trees.steiner_kernels import grow_tree
+from ramify.network.trees.terminals import TerminalSets
 
 WEIGHTS: list[Weight] = ["hops", "price", "mean_price", "latency"]
 SYMMETRIC: list[Weight] = ["hops", "mean_price", "latency"]

@@ -6,14 +6,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.errors import OverlayError
-from ramify.network import swaps as module
-from ramify.network.distances import Weight
-from ramify.network.generators import line, random_overlay, ring
-from ramify.network.overlay import Link, Overlay
-from ramify.network.swaps import improve
-from ramify.network.terminals import TerminalSets
-from ramify.network.transit_stub import majumder
-from ramify.network.trees import Tree, best_root_spt, measured, minimum_spanning_tree, shortest_path_tree
+from ramify.network.graphs.distances import Weight
+from ramify.network.graphs.generators import line, random_overlay, ring
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.network.graphs.transit_stub import majumder
+from ramify.network.trees import swaps as module
+from ramify.network.trees.swaps import improve
+from ramify.network.trees.terminals import TerminalSets
+from ramify.network.trees.trees import (
+    Tree,
+    best_root_spt,
+    measured,
+    minimum_spanning_tree,
+    shortest_path_tree,
+)
 
 WEIGHTS: list[Weight] = ["hops", "mean_price", "latency"]
 Case = tuple[Overlay, Tree, TerminalSets]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.network.terminals import TerminalSets
+from ramify.network.trees.terminals import TerminalSets
 
 Given = list[tuple[int, list[int], int]]
 brokers = st.integers(0, 5)

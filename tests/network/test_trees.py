@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.errors import DisconnectedError, OverlayError
-from ramify.network.distances import Weight, all_pairs
-from ramify.network.generators import line, random_overlay, ring
-from ramify.network.overlay import Link, Overlay
-from ramify.network.terminals import TerminalSets
-from ramify.network.trees import (
+from ramify.network.graphs.distances import Weight, all_pairs
+from ramify.network.graphs.generators import line, random_overlay, ring
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.network.trees.terminals import TerminalSets
+from ramify.network.trees.trees import (
     MeasuredTree,
     Tree,
     best_root_spt,

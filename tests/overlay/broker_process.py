@@ -14,11 +14,11 @@ from pathlib import Path
 
 from running import SMALL
 
-from ramify.overlay.live.broker import Broker
-from ramify.overlay.live.site import Site
-from ramify.overlay.live.steps import Node
-from ramify.overlay.router import RoutingPlan
-from ramify.planning.plan_files import read_plan
+from ramify.overlay.control.steps import Node
+from ramify.overlay.live.broker.broker import Broker
+from ramify.overlay.live.host.site import Site
+from ramify.overlay.routing.router import RoutingPlan
+from ramify.planning.plans.files import read_plan
 
 
 async def main(directory: Path, home: Path) -> None:

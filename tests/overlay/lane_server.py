@@ -10,10 +10,11 @@ from pathlib import Path
 from nats.aio.client import Client as Nats
 from nats.aio.msg import Msg
 
-from ramify.content.events import Event, events_to_batch
-from ramify.network.overlay import Overlay
-from ramify.overlay.live.clients import Client, Connecting
-from ramify.overlay.live.control import (
+from ramify.content.events.events import Event, events_to_batch
+from ramify.network.graphs.overlay import Overlay
+from ramify.overlay.control.frames import encode_events
+from ramify.overlay.control.names import DELIVER, name_of, token
+from ramify.overlay.control.records import (
     Advertisement,
     Answer,
     ClientRecord,
@@ -24,14 +25,13 @@ from ramify.overlay.live.control import (
     decode,
     encode,
 )
-from ramify.overlay.live.frames import encode_events
-from ramify.overlay.live.log import OutLog, Output
-from ramify.overlay.live.names import DELIVER, name_of, token
-from ramify.overlay.live.security import Client as ClientRole
-from ramify.overlay.live.security import Router
-from ramify.overlay.live.server import Server
-from ramify.overlay.live.site import Site
-from ramify.overlay.live.streams import Sizes, api, connect, ensure_lanes, ensure_streams
+from ramify.overlay.live.broker.log import OutLog, Output
+from ramify.overlay.live.client.client import Client, Connecting
+from ramify.overlay.live.host.server import Server
+from ramify.overlay.live.host.site import Site
+from ramify.overlay.live.wire.security import Client as ClientRole
+from ramify.overlay.live.wire.security import Router
+from ramify.overlay.live.wire.streams import Sizes, api, connect, ensure_lanes, ensure_streams
 
 SMALL = Sizes(published=16 << 20, out=64 << 20, rejected=4 << 20, samples=4 << 20)
 

@@ -12,17 +12,17 @@ from pathlib import Path
 
 from running import SMALL
 
-from ramify.content.events import Event
-from ramify.content.subscriptions import Subscription
-from ramify.network.generators import line
-from ramify.network.overlay import Link, Overlay
-from ramify.overlay.live.clients import Client
-from ramify.overlay.live.directory import Directory
-from ramify.overlay.live.frames import Limits
-from ramify.overlay.live.looking import Overview, looking_here
-from ramify.overlay.live.machine import Child, Machine, MachineConfig
-from ramify.overlay.live.server import Server
-from ramify.overlay.live.tasks import end_tasks
+from ramify.content.events.events import Event
+from ramify.content.filters.subscriptions import Subscription
+from ramify.network.graphs.generators import line
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.overlay.control.frames import Limits
+from ramify.overlay.live.client.client import Client
+from ramify.overlay.live.host.directory import Directory
+from ramify.overlay.live.host.machine import Child, Machine, MachineConfig
+from ramify.overlay.live.host.overview import Overview, looking_here
+from ramify.overlay.live.host.server import Server
+from ramify.overlay.live.wire.tasks import end_tasks
 
 LEASE_S = 4
 LIMITS = Limits(max_event_bytes=256 << 10)
@@ -126,7 +126,7 @@ def extra_routers(machine: Machine, name: str) -> Iterator[subprocess.Popen[byte
     arguments = [part for part in child._arguments if part.endswith(".toml")]
     with (child.log.parent / f"{name}-second.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "ramify.overlay.live.serving", *arguments], stdout=log, stderr=log
+            [sys.executable, "-m", "ramify.overlay.live.host.process", *arguments], stdout=log, stderr=log
         )
     try:
         yield process

@@ -10,9 +10,9 @@ import nats.errors
 from nats.aio.client import Client as Nats
 
 from ramify.errors import LiveError
-from ramify.overlay.deciding import applied
-from ramify.overlay.epochs import Ask, BrokerReport, Epochs, Flip, Install, Retire
-from ramify.overlay.live.control import (
+from ramify.overlay.control.epochs import Ask, BrokerReport, Epochs, Flip, Install, Retire
+from ramify.overlay.control.names import token
+from ramify.overlay.control.records import (
     COORDINATE,
     STATE,
     Answer,
@@ -24,14 +24,14 @@ from ramify.overlay.live.control import (
     decode,
     encode,
 )
-from ramify.overlay.live.names import token
-from ramify.overlay.live.security import Control, accounts_config, new_user
-from ramify.overlay.live.server import Server
-from ramify.overlay.live.store import INITIAL, Lease, Store
-from ramify.overlay.live.streams import Endpoint, connect
-from ramify.overlay.live.tasks import end_tasks, together
-from ramify.planning.plan import Plan
-from ramify.planning.plan_files import decode_plan
+from ramify.overlay.control.registry import applied
+from ramify.overlay.live.host.server import Server
+from ramify.overlay.live.wire.security import Control, accounts_config, new_user
+from ramify.overlay.live.wire.store import INITIAL, Lease, Store
+from ramify.overlay.live.wire.streams import Endpoint, connect
+from ramify.overlay.live.wire.tasks import end_tasks, together
+from ramify.planning.plans.files import decode_plan
+from ramify.planning.plans.plan import Plan
 
 USERS = {name: new_user() for name in ("brokers", "k0", "k1", "k2", "test")}
 ACCOUNTS = accounts_config(new_user().public, {}, {}, {name: pair.public for name, pair in USERS.items()})

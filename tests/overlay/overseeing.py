@@ -12,8 +12,9 @@ from nats.aio.msg import Msg
 from running import SMALL, Running
 
 from ramify.errors import LiveError
-from ramify.overlay.epochs import BrokerReport, Epochs
-from ramify.overlay.live.control import (
+from ramify.overlay.control.epochs import BrokerReport, Epochs
+from ramify.overlay.control.names import name_of
+from ramify.overlay.control.records import (
     COORDINATE,
     STATE,
     Answer,
@@ -25,16 +26,15 @@ from ramify.overlay.live.control import (
     decode,
     encode,
 )
-from ramify.overlay.live.governed import Governed, GovernedConfig
-from ramify.overlay.live.names import name_of
-from ramify.overlay.live.plan_cache import PlanCache
-from ramify.overlay.live.security import Control, Router, accounts_config
-from ramify.overlay.live.server import Server, ServerConfig
-from ramify.overlay.live.store import INITIAL, Lease, Store
-from ramify.overlay.live.streams import Endpoint, connect
-from ramify.overlay.live.tasks import end_tasks
-from ramify.planning.plan import Plan
-from ramify.planning.plan_files import encode_plan
+from ramify.overlay.live.broker.governed import Governed, GovernedConfig
+from ramify.overlay.live.broker.plan_cache import PlanCache
+from ramify.overlay.live.host.server import Server, ServerConfig
+from ramify.overlay.live.wire.security import Control, Router, accounts_config
+from ramify.overlay.live.wire.store import INITIAL, Lease, Store
+from ramify.overlay.live.wire.streams import Endpoint, connect
+from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.planning.plans.files import encode_plan
+from ramify.planning.plans.plan import Plan
 from worlds import World
 
 

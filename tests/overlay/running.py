@@ -9,20 +9,20 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ramify.content.events import Event
-from ramify.content.subscriptions import Subscription
-from ramify.network.overlay import Link, Overlay
-from ramify.overlay.live.broker import Broker
-from ramify.overlay.live.client import LaneClient
-from ramify.overlay.live.log import OutLog
-from ramify.overlay.live.security import Client, Router
-from ramify.overlay.live.server import Server
-from ramify.overlay.live.site import Site
-from ramify.overlay.live.steps import Node
-from ramify.overlay.live.streams import Sizes, api, connect
-from ramify.overlay.live.tasks import end_tasks
-from ramify.overlay.router import RoutingPlan
-from ramify.planning.plan import Plan
+from ramify.content.events.events import Event
+from ramify.content.filters.subscriptions import Subscription
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.overlay.control.steps import Node
+from ramify.overlay.live.broker.broker import Broker
+from ramify.overlay.live.broker.log import OutLog
+from ramify.overlay.live.client.lane import LaneClient
+from ramify.overlay.live.host.server import Server
+from ramify.overlay.live.host.site import Site
+from ramify.overlay.live.wire.security import Client, Router
+from ramify.overlay.live.wire.streams import Sizes, api, connect
+from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.overlay.routing.router import RoutingPlan
+from ramify.planning.plans.plan import Plan
 from worlds import FILTERS, World
 
 SMALL = Sizes(published=64 << 20, out=128 << 20, rejected=8 << 20, samples=8 << 20)

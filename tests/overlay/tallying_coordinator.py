@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from ramify.cli import app, coordinating
-from ramify.content.matcher import Matcher
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.tally import Counting, PatternTally
-from ramify.planning.windows import Windows
+from ramify.cli import app, coordinator_process
+from ramify.content.matching.matcher import Matcher
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.demand.tally import Counting, PatternTally
+from ramify.planning.demand.windows import Windows
 
 
-class Tallied(coordinating.SampleDemand):
+class Tallied(coordinator_process.SampleDemand):
     """Only what counts the files is another."""
 
     def counted(self, files: Sequence[str], classes: Classes, counting: Counting) -> Demand:
@@ -36,5 +36,5 @@ class Tallied(coordinating.SampleDemand):
 
 
 if __name__ == "__main__":
-    coordinating.SampleDemand = Tallied  # type: ignore[misc]
+    coordinator_process.SampleDemand = Tallied  # type: ignore[misc]
     sys.exit(app())

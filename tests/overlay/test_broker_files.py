@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.errors import InputError
-from ramify.overlay.live.broker_files import (
+from ramify.overlay.control.frames import Limits
+from ramify.overlay.live.host.broker_files import (
     BrokerFile,
     MatchEntry,
     ServerEntry,
     read_broker_file,
     write_broker_file,
 )
-from ramify.overlay.live.frames import Limits
-from ramify.overlay.live.security import KeyRing, Router
-from ramify.overlay.live.streams import Sizes
+from ramify.overlay.live.wire.security import KeyRing, Router
+from ramify.overlay.live.wire.streams import Sizes
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 entries = st.builds(

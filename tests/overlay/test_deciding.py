@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from running import seeded_world
 
-from ramify.content.subscriptions import Subscription
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, PlanError
-from ramify.network.overlay import Link, Overlay
-from ramify.network.specs import overlay_from
-from ramify.overlay.deciding import Book, Write, applied, records_of
-from ramify.overlay.epochs import BrokerReport, EpochError
-from ramify.overlay.live.control import (
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.network.graphs.specs import overlay_from
+from ramify.overlay.control.epochs import BrokerReport, EpochError
+from ramify.overlay.control.records import (
     STATE,
     Changes,
     ClientRecord,
@@ -29,16 +28,17 @@ from ramify.overlay.live.control import (
     Status,
     decode,
 )
-from ramify.overlay.replanning import Cost, Job, Made, Measured, grown, has_risen, make_plans, spec_of
-from ramify.overlay.requests import MOST_HELD, Rules, ask
-from ramify.planning.catalog import make_plan
-from ramify.planning.check import check
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.plan import Plan
-from ramify.planning.plan_files import decode_plan, encode_plan
-from ramify.planning.pricing import price
-from ramify.planning.problem import Problem
+from ramify.overlay.control.registry import Book, Write, applied, records_of
+from ramify.overlay.control.replan import Cost, Job, Made, Measured, grown, has_risen, make_plans, spec_of
+from ramify.overlay.control.requests import MOST_HELD, Rules, ask
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.check import check
+from ramify.planning.plans.files import decode_plan, encode_plan
+from ramify.planning.plans.plan import Plan
+from ramify.planning.plans.problem import Problem
+from ramify.planning.pricing.price import price
+from ramify.planning.schemes.catalog import make_plan
 from worlds import FILTERS, SCHEMA
 
 WORLD = seeded_world(5, 6, 12, 60)

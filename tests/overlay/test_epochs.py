@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ramify.errors import InputError
-from ramify.overlay.epochs import (
+from ramify.overlay.control.epochs import (
     MOST_LIVE,
     Action,
     Ask,

@@ -11,22 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.content.events import Event
-from ramify.content.subscriptions import Subscription
+from ramify.content.events.events import Event
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import PlanError
-from ramify.network.generators import line
-from ramify.network.overlay import Link, Overlay
-from ramify.overlay.header_rules import HeaderRules
-from ramify.overlay.router import Frame, Router
-from ramify.overlay.routing_plan import Added, Removed, Revision, RoutingPlan
-from ramify.overlay.simulator import Simulator
-from ramify.planning.catalog import make_plan
-from ramify.planning.changes import add_subscription, delete_subscription
-from ramify.planning.check import check
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.growth import Growth
-from ramify.planning.plan import (
+from ramify.network.graphs.generators import line
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.overlay.routing.header_rules import HeaderRules
+from ramify.overlay.routing.plan import Added, Removed, Revision, RoutingPlan
+from ramify.overlay.routing.router import Frame, Router
+from ramify.overlay.routing.simulator import Simulator
+from ramify.planning.choosing.revise import add_subscription, delete_subscription
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.check import check
+from ramify.planning.plans.growth import Growth
+from ramify.planning.plans.lateness import TooLateError
+from ramify.planning.plans.plan import (
     Admission,
     Channel,
     ChannelTree,
@@ -37,8 +37,8 @@ from ramify.planning.plan import (
     Pruning,
     Serves,
 )
-from ramify.planning.problem import Problem
-from ramify.planning.semcast.lateness import TooLateError
+from ramify.planning.plans.problem import Problem
+from ramify.planning.schemes.catalog import make_plan
 from worlds import FILTERS, GRID, SCHEMA, World, worlds
 
 SPECS = ["semcast", "semcast-merge", "semcast-noisemerge", "semcast-filter", "kyra", "kyra-mbr", "mbr"]

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.errors import InputError
-from ramify.overlay.header_rules import HeaderRules
-from ramify.overlay.headers import Header, Kind, carried_tree
-from ramify.overlay.live.frames import encode_events
-from ramify.overlay.live.names import token
-from ramify.overlay.live.steps import Linked, Node, _headers
-from ramify.overlay.router import Frame, Router, RoutingPlan
-from ramify.planning.catalog import SCHEMES, make_plan
-from ramify.planning.plan import Plan
+from ramify.overlay.control.frames import encode_events
+from ramify.overlay.control.names import token
+from ramify.overlay.control.steps import Linked, Node, _headers
+from ramify.overlay.routing.header_rules import HeaderRules
+from ramify.overlay.routing.headers import Header, Kind, carried_tree
+from ramify.overlay.routing.router import Frame, Router, RoutingPlan
+from ramify.planning.plans.plan import Plan
+from ramify.planning.schemes.catalog import SCHEMES, make_plan
 from worlds import World, plans, worlds
 
 NAMES = tuple("hub=v0" if name == "hub" else name for name in SCHEMES)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.errors import InputError
-from ramify.overlay.headers import Header, Kind, carried_tree, read_carried
+from ramify.overlay.routing.headers import Header, Kind, carried_tree, read_carried
 
 BROKERS = st.integers(0, 40_000)
 

@@ -4,17 +4,17 @@ from itertools import count
 
 import pytest
 
-from ramify.content.subscriptions import Subscription
-from ramify.network.overlay import Link, Overlay
-from ramify.overlay.deciding import Book
-from ramify.overlay.live.control import Passed, Request, Spelled
-from ramify.overlay.requests import Asked, Rules, ask
-from ramify.planning.catalog import make_plan
-from ramify.planning.check import check
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.problem import Problem
-from ramify.planning.semcast.lateness import late_subscriptions
+from ramify.content.filters.subscriptions import Subscription
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.overlay.control.records import Passed, Request, Spelled
+from ramify.overlay.control.registry import Book
+from ramify.overlay.control.requests import Asked, Rules, ask
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.check import check
+from ramify.planning.plans.lateness import late_subscriptions
+from ramify.planning.plans.problem import Problem
+from ramify.planning.schemes.catalog import make_plan
 from worlds import SCHEMA
 
 

@@ -17,16 +17,16 @@ from nats.aio.client import Client as Nats
 from running import Running, seeded_world
 
 from ramify.errors import FilterError, LimitError, LiveError
-from ramify.overlay.headers import Header, Kind
-from ramify.overlay.live.clients import Client, RefusedError, RefusedFilterError, Subscription
-from ramify.overlay.live.control import Answer, decode
-from ramify.overlay.live.frames import encode_events
-from ramify.overlay.live.intake import ARROW_TYPE, BATCH_TYPE, EVENT_TYPE
-from ramify.overlay.live.names import inbox_prefix
-from ramify.overlay.live.security import Client as ClientRole
-from ramify.overlay.live.security import Router
-from ramify.overlay.live.streams import Endpoint, api, connect, ensure_lanes, ensure_streams
-from ramify.planning.catalog import make_plan
+from ramify.overlay.control.frames import encode_events
+from ramify.overlay.control.intake import ARROW_TYPE, BATCH_TYPE, EVENT_TYPE
+from ramify.overlay.control.names import inbox_prefix
+from ramify.overlay.control.records import Answer, decode
+from ramify.overlay.live.client.client import Client, RefusedError, RefusedFilterError, Subscription
+from ramify.overlay.live.wire.security import Client as ClientRole
+from ramify.overlay.live.wire.security import Router
+from ramify.overlay.live.wire.streams import Endpoint, api, connect, ensure_lanes, ensure_streams
+from ramify.overlay.routing.headers import Header, Kind
+from ramify.planning.schemes.catalog import make_plan
 
 GOOD = {"specversion": "1.0", "id": "g", "source": "shop", "type": "order", "x": 1}
 

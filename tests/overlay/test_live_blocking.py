@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from lane_server import LaneServer, lane_server
 
-from ramify.overlay.live.blocking import _Loop
+from ramify.overlay.live.client.blocking import _Loop
 
 PROGRAM = """
 import sys
-from ramify.overlay.live.blocking import BlockingClient
+from ramify.overlay.live.client.blocking import BlockingClient
 
 url, seed = sys.argv[1:]
 print("begun", flush=True)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from ramify.overlay.live import inputs as inputs_module
-from ramify.overlay.live.inputs import CLIENTS, Input, Inputs, reached
-from ramify.overlay.live.pulling import Pulled
+from ramify.overlay.live.broker import inputs as inputs_module
+from ramify.overlay.live.broker.inputs import CLIENTS, Input, Inputs, reached
+from ramify.overlay.live.wire.pull import Pulled
 
 
 class Buffer:

@@ -21,13 +21,14 @@ from overseeing import overseen
 from running import seeded_world
 
 import ramify
-from ramify.content.events import Event, batch_to_events, events_to_batch
+from ramify.content.events.events import Event, batch_to_events, events_to_batch
 from ramify.errors import FilterError, InputError, LimitError, LiveError
-from ramify.overlay.live import client as client_module
-from ramify.overlay.live import incoming
-from ramify.overlay.live.blocking import BlockingClient
-from ramify.overlay.live.client import LaneClient, LaneReader
-from ramify.overlay.live.clients import (
+from ramify.overlay.control.frames import Limits, decode_events, encode_events
+from ramify.overlay.control.intake import ARROW_TYPE, BATCH_TYPE, EVENT_TYPE, Published, take_in
+from ramify.overlay.control.records import Answer, Problem
+from ramify.overlay.live.client import incoming, lane
+from ramify.overlay.live.client.blocking import BlockingClient
+from ramify.overlay.live.client.client import (
     Client,
     ExistsError,
     LostPositionError,
@@ -41,14 +42,12 @@ from ramify.overlay.live.clients import (
     place_of,
     spelled,
 )
-from ramify.overlay.live.control import Answer, Problem
-from ramify.overlay.live.frames import Limits, decode_events, encode_events
-from ramify.overlay.live.intake import ARROW_TYPE, BATCH_TYPE, EVENT_TYPE, Published, take_in
-from ramify.overlay.live.outgoing import outgoing
-from ramify.overlay.live.pulling import Pulled
-from ramify.overlay.live.security import Client as ClientRole
-from ramify.overlay.live.security import new_user, read_seed
-from ramify.planning.catalog import make_plan
+from ramify.overlay.live.client.lane import LaneClient, LaneReader
+from ramify.overlay.live.client.outgoing import outgoing
+from ramify.overlay.live.wire.pull import Pulled
+from ramify.overlay.live.wire.security import Client as ClientRole
+from ramify.overlay.live.wire.security import new_user, read_seed
+from ramify.planning.schemes.catalog import make_plan
 
 CLOUDEVENT = {"specversion": "1.0", "id": "1", "source": "shop", "type": "order", "data": {"x": 1}}
 
@@ -189,7 +188,7 @@ def test_a_publish_survives_an_outage_of_the_server(tmp_path: Path) -> None:
             await at.server.start()
             assert await waiting == 2
             at.server.kill()
-            with pytest.raises(client_module.OutcomeUnknownError, match="again"):
+            with pytest.raises(lane.OutcomeUnknownError, match="again"):
                 await client.publish(Event("never"), give_up_s=1.0)
             await at.server.start()
 
@@ -349,7 +348,7 @@ def test_with_the_position_stored_deliveries_come_exactly_once(tmp_path: Path) -
 def test_a_position_behind_what_was_acknowledged_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "_GONE_S", 1.5)
+    monkeypatch.setattr(lane, "_GONE_S", 1.5)
 
     async def scenario(at: LaneServer) -> None:
         for k in range(4):
@@ -467,7 +466,7 @@ def test_whatever_comes_first_each_number_is_taken_once_and_in_order(first: list
         assert puller.acknowledged == 6 or puller.resets
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client_module, "_GAP_S", 0.01)
+        patch.setattr(lane, "_GAP_S", 0.01)
         asyncio.run(scenario())
 
 

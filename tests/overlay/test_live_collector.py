@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 from obedient import ACCOUNTS, endpoint
 
-from ramify.content.events import Event, events_to_batch
-from ramify.content.readers import read_events
+from ramify.content.events.events import Event, events_to_batch
+from ramify.content.events.readers import read_events
 from ramify.errors import InputError
-from ramify.overlay.live.collector import Collector, CollectorConfig, _tables
-from ramify.overlay.live.frames import encode_events
-from ramify.overlay.live.server import Server, ServerConfig
-from ramify.overlay.live.streams import api, connect, ensure_samples
-from ramify.overlay.live.tasks import end_tasks
+from ramify.overlay.control.frames import encode_events
+from ramify.overlay.live.coordinator.collector import Collector, CollectorConfig, _tables
+from ramify.overlay.live.host.server import Server, ServerConfig
+from ramify.overlay.live.wire.streams import api, connect, ensure_samples
+from ramify.overlay.live.wire.tasks import end_tasks
 
 LIMIT_S = 240.0
 
@@ -124,7 +124,7 @@ def test_what_was_landed_but_not_acknowledged_does_not_land_again(
             async def lost(self: object, reply: str) -> None:
                 """An acknowledgement that does not arrive."""
 
-            patch.setattr("ramify.overlay.live.pulling.Puller.acknowledge", lost)
+            patch.setattr("ramify.overlay.live.wire.pull.Puller.acknowledge", lost)
             site.collect()
             await site.ship(5)
             await site.until_all_landed()

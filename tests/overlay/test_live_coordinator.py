@@ -12,23 +12,23 @@ from obedient import ACCOUNTS, Asker, Obedient, endpoint, obeying, until
 from running import seeded_world
 
 from ramify.errors import InputError, LiveError
-from ramify.overlay import deciding
-from ramify.overlay.deciding import Write
-from ramify.overlay.epochs import State as Life
-from ramify.overlay.live.adapting import Replanner
-from ramify.overlay.live.control import STATE, LinkCount, Request, Spelled, Status, decode, encode
-from ramify.overlay.live.coordinator import Coordinator, CoordinatorConfig, make_in_process
-from ramify.overlay.live.leading import Term
-from ramify.overlay.live.names import token
-from ramify.overlay.live.server import Server, ServerConfig
-from ramify.overlay.live.store import Store
-from ramify.overlay.live.tasks import end_tasks
-from ramify.overlay.replanning import Decided, Job
-from ramify.planning.catalog import make_plan
-from ramify.planning.demand import Demand
-from ramify.planning.plan import Plan
-from ramify.planning.plan_files import encode_plan
-from ramify.planning.tally import tally
+from ramify.overlay.control import registry
+from ramify.overlay.control.epochs import State as Life
+from ramify.overlay.control.names import token
+from ramify.overlay.control.records import STATE, LinkCount, Request, Spelled, Status, decode, encode
+from ramify.overlay.control.registry import Write
+from ramify.overlay.control.replan import Decided, Job
+from ramify.overlay.live.coordinator.adaptation import Replanner
+from ramify.overlay.live.coordinator.coordinator import Coordinator, CoordinatorConfig, make_in_process
+from ramify.overlay.live.coordinator.term import Term
+from ramify.overlay.live.host.server import Server, ServerConfig
+from ramify.overlay.live.wire.store import Store
+from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.planning.demand.demand import Demand
+from ramify.planning.demand.tally import tally
+from ramify.planning.plans.files import encode_plan
+from ramify.planning.plans.plan import Plan
+from ramify.planning.schemes.catalog import make_plan
 from worlds import SCHEMA
 
 LIMIT_S = 240.0
@@ -216,7 +216,7 @@ def test_while_three_epochs_live_the_answer_names_whom_they_wait_for(tmp_path: P
 def test_many_changes_become_a_new_base_and_what_is_unused_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deciding, "MOST_CHANGES", 5)
+    monkeypatch.setattr(registry, "MOST_CHANGES", 5)
 
     async def scenario(scene: Scene) -> None:
         scene.coordinate(plan=make_plan("mst", WORLD.problem), grace_s=0.5)

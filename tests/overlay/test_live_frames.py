@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.content.events import AttributeType, Event, EventSchema, batch_to_events, events_to_batch
+from ramify.content.events.events import AttributeType, Event, EventSchema, batch_to_events, events_to_batch
 from ramify.errors import InputError, LimitError, RamifyError
-from ramify.overlay.live import frames
-from ramify.overlay.live.frames import (
+from ramify.overlay.control import frames
+from ramify.overlay.control.frames import (
     LINK_LIMITS,
     MOST_FRAME_BYTES,
     Limits,

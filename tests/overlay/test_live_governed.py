@@ -15,12 +15,13 @@ from overseeing import Overseen, expected, overseen
 from running import seeded_world
 from test_live_overlay import crossings
 
-from ramify.content.events import Event, EventSchema, events_to_batch
-from ramify.content.subscriptions import Subscription
-from ramify.overlay.epochs import Epochs, State
-from ramify.overlay.live.asking import check_request
-from ramify.overlay.live.broker import BrokerConfig
-from ramify.overlay.live.control import (
+from ramify.content.events.events import Event, EventSchema, events_to_batch
+from ramify.content.filters.subscriptions import Subscription
+from ramify.overlay.control.epochs import Epochs, State
+from ramify.overlay.control.frames import encode_events
+from ramify.overlay.control.intake import Published
+from ramify.overlay.control.names import LINK, token
+from ramify.overlay.control.records import (
     Answer,
     Change,
     Changes,
@@ -32,21 +33,20 @@ from ramify.overlay.live.control import (
     decode,
     encode,
 )
-from ramify.overlay.live.frames import encode_events
-from ramify.overlay.live.governed import Governed, GovernedConfig
-from ramify.overlay.live.intake import Published
-from ramify.overlay.live.log import SupersededError
-from ramify.overlay.live.metrics import BrokerMetrics, metrics_text, serve_metrics
-from ramify.overlay.live.names import LINK, token
-from ramify.overlay.live.plan_cache import PlanCache
-from ramify.overlay.live.security import Client
-from ramify.overlay.live.steps import Node
-from ramify.overlay.live.streams import Endpoint, connect
-from ramify.overlay.router import Router, RoutingPlan
-from ramify.planning.catalog import make_plan
-from ramify.planning.changes import add_subscription
-from ramify.planning.demand import Demand
-from ramify.planning.plan_files import encode_plan
+from ramify.overlay.control.steps import Node
+from ramify.overlay.live.broker.broker import BrokerConfig
+from ramify.overlay.live.broker.client_requests import check_request
+from ramify.overlay.live.broker.governed import Governed, GovernedConfig
+from ramify.overlay.live.broker.log import SupersededError
+from ramify.overlay.live.broker.plan_cache import PlanCache
+from ramify.overlay.live.host.metrics import BrokerMetrics, metrics_text, serve_metrics
+from ramify.overlay.live.wire.security import Client
+from ramify.overlay.live.wire.streams import Endpoint, connect
+from ramify.overlay.routing.router import Router, RoutingPlan
+from ramify.planning.choosing.revise import add_subscription
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.files import encode_plan
+from ramify.planning.schemes.catalog import make_plan
 from worlds import World
 
 WORLD = seeded_world(11, brokers=4, subscriptions=10, events=80)

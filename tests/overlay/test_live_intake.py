@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.content.events import FIXED_COLUMNS, Event, batch_to_events, events_to_batch
+from ramify.content.events.events import FIXED_COLUMNS, Event, batch_to_events, events_to_batch
 from ramify.errors import LimitError
-from ramify.overlay.live.frames import Limits, decode_events, encode_events
-from ramify.overlay.live.intake import (
+from ramify.overlay.control.frames import Limits, decode_events, encode_events
+from ramify.overlay.control.intake import (
     ARROW_TYPE,
     BATCH_TYPE,
     EVENT_TYPE,

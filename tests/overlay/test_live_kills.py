@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from running import Running, seeded_world
 
-from ramify.planning.catalog import make_plan
-from ramify.planning.plan_files import write_plan
+from ramify.planning.plans.files import write_plan
+from ramify.planning.schemes.catalog import make_plan
 from worlds import World
 
 HERE = Path(__file__).parent

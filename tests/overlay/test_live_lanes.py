@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ramify.errors import InputError
-from ramify.overlay.live.lanes import Inlet, Verdict, decode_positions, encode_positions
+from ramify.overlay.control.lanes import Inlet, Verdict, decode_positions, encode_positions
 
 
 class Lane(RuleBasedStateMachine):

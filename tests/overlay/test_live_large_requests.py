@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from obedient import ACCOUNTS, Asker, endpoint, obeying
 from running import seeded_world
 
-from ramify.content.subscriptions import Subscription
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, LimitError
-from ramify.overlay import deciding
-from ramify.overlay.deciding import MOST_CHANGES_BYTES
-from ramify.overlay.live import leading
-from ramify.overlay.live.asking import check_request
-from ramify.overlay.live.control import Change, ClientRecord, Passed, Problem, Request, Spelled, encode
-from ramify.overlay.live.coordinator import Coordinator, CoordinatorConfig
-from ramify.overlay.live.server import Server, ServerConfig
-from ramify.overlay.live.store import Store
-from ramify.overlay.live.tasks import end_tasks
-from ramify.overlay.requests import MOST_RECORD_BYTES, Rules, ask
-from ramify.planning.catalog import make_plan
-from ramify.planning.plan_files import encode_plan
+from ramify.overlay.control import registry
+from ramify.overlay.control.records import Change, ClientRecord, Passed, Problem, Request, Spelled, encode
+from ramify.overlay.control.registry import MOST_CHANGES_BYTES
+from ramify.overlay.control.requests import MOST_RECORD_BYTES, Rules, ask
+from ramify.overlay.live.broker.client_requests import check_request
+from ramify.overlay.live.coordinator import term
+from ramify.overlay.live.coordinator.coordinator import Coordinator, CoordinatorConfig
+from ramify.overlay.live.host.server import Server, ServerConfig
+from ramify.overlay.live.wire.store import Store
+from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.planning.plans.files import encode_plan
+from ramify.planning.schemes.catalog import make_plan
 
 WORLD = seeded_world(5, 6, 12, 60)
 BROKERS = list(WORLD.overlay.brokers)
@@ -94,7 +94,7 @@ def test_a_filter_beyond_a_limit_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -
 @settings(max_examples=30)
 def test_changes_are_cut_into_parts_that_a_server_takes(sizes: list[int]) -> None:
     changes = [Change({"sql": "x" * size}, k) for k, size in enumerate(sizes)]
-    parts = deciding._parts(changes)
+    parts = registry._parts(changes)
     assert [change for part in parts for change in part] == changes
     for part in parts:
         assert len(part) <= 1 or sum(len(encode(c)) for c in part) <= MOST_CHANGES_BYTES
@@ -169,7 +169,7 @@ def test_a_request_that_trips_over_a_fault_of_ours_is_refused(
             raise ZeroDivisionError("ours")
         return ask(record, passed, rules)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(leading, "ask", trips)
+    monkeypatch.setattr(term, "ask", trips)
 
     async def scenario(coordinator: Coordinator, ask_: Asker, brokers: object) -> None:
         told = await ask_(AT, "bad", large("subscribe", "s", 10))

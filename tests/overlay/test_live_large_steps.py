@@ -12,16 +12,16 @@ from running import running, seeded_world
 from test_live_log import with_server
 from test_live_overlay import crossings
 
-from ramify.content.events import Event
-from ramify.content.subscriptions import Subscription
+from ramify.content.events.events import Event
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import LiveError
-from ramify.network.overlay import Link, Overlay
-from ramify.overlay.live import log as log_module
-from ramify.overlay.live import steps as steps_module
-from ramify.overlay.live.frames import LINK_LIMITS, decode_events
-from ramify.overlay.live.inputs import CLIENTS, ROWS
-from ramify.overlay.live.log import OutLog, Output, RefusedError
-from ramify.planning.catalog import make_plan
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.overlay.control import steps as steps_module
+from ramify.overlay.control.frames import LINK_LIMITS, decode_events
+from ramify.overlay.live.broker import log as log_module
+from ramify.overlay.live.broker.inputs import CLIENTS, ROWS
+from ramify.overlay.live.broker.log import OutLog, Output, RefusedError
+from ramify.planning.schemes.catalog import make_plan
 from worlds import World
 
 

@@ -9,12 +9,19 @@ import pytest
 from nats.aio.client import Client as Nats
 
 from ramify.errors import LiveError
-from ramify.network.overlay import Link, Overlay
-from ramify.overlay.live import log as log_module
-from ramify.overlay.live.log import FencedError, LogFullError, OutLog, Output, SupersededError, value_pieces
-from ramify.overlay.live.security import Router
-from ramify.overlay.live.site import Site
-from ramify.overlay.live.streams import Sizes, api, connect, ensure_streams
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.overlay.live.broker import log as log_module
+from ramify.overlay.live.broker.log import (
+    FencedError,
+    LogFullError,
+    OutLog,
+    Output,
+    SupersededError,
+    value_pieces,
+)
+from ramify.overlay.live.host.site import Site
+from ramify.overlay.live.wire.security import Router
+from ramify.overlay.live.wire.streams import Sizes, api, connect, ensure_streams
 
 SMALL = Sizes(published=1 << 20, out=1 << 20, rejected=1 << 20, samples=1 << 20)
 

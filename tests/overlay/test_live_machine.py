@@ -27,11 +27,11 @@ from machines import (
     until_seen,
 )
 
-from ramify.content.events import Event
+from ramify.content.events.events import Event
 from ramify.errors import InputError
-from ramify.network.files import write_overlay
-from ramify.overlay.live.clients import Client
-from ramify.overlay.live.directory import Directory
+from ramify.network.graphs.files import write_overlay
+from ramify.overlay.live.client.client import Client
+from ramify.overlay.live.host.directory import Directory
 
 AT = {"alice": "v0", "bob": "v1"}
 

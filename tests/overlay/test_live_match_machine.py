@@ -10,12 +10,12 @@ from running import SMALL
 from typer.testing import CliRunner
 
 from ramify.cli import app
-from ramify.content.events import Event
+from ramify.content.events.events import Event
 from ramify.errors import InputError
-from ramify.overlay.live.clients import Client
-from ramify.overlay.live.directory import Directory
-from ramify.overlay.live.looking import Overview
-from ramify.overlay.live.machine import Machine, MachineConfig
+from ramify.overlay.live.client.client import Client
+from ramify.overlay.live.host.directory import Directory
+from ramify.overlay.live.host.machine import Machine, MachineConfig
+from ramify.overlay.live.host.overview import Overview
 
 AT = {"alice": "v0", "bob": "v2"}
 

@@ -17,27 +17,27 @@ import numpy as np
 import pytest
 from running import SMALL, Running, seeded_world
 
-from ramify.content.events import Event
-from ramify.content.subscriptions import Subscription
-from ramify.network.files import write_overlay
-from ramify.overlay.live.broker_files import (
+from ramify.content.events.events import Event
+from ramify.content.filters.subscriptions import Subscription
+from ramify.network.graphs.files import write_overlay
+from ramify.overlay.control.names import CONTROL, token
+from ramify.overlay.control.records import Answer, Request, Spelled, decode, encode, subscription_of
+from ramify.overlay.live.broker.matchmaker import Matchmaker, MatchmakerConfig
+from ramify.overlay.live.client.client import Client, ExistsError
+from ramify.overlay.live.host.broker_files import (
     BrokerFile,
     MatchEntry,
     ServerEntry,
     read_broker_file,
     write_broker_file,
 )
-from ramify.overlay.live.clients import Client, ExistsError
-from ramify.overlay.live.control import Answer, Request, Spelled, decode, encode, subscription_of
-from ramify.overlay.live.match_node import OUTSIDE
-from ramify.overlay.live.matchmaker import Matchmaker, MatchmakerConfig
-from ramify.overlay.live.names import CONTROL, token
-from ramify.overlay.live.security import Client as ClientRole
-from ramify.overlay.live.security import Neighbour, Role, Router
-from ramify.overlay.live.streams import api, connect
-from ramify.overlay.live.tasks import end_tasks
+from ramify.overlay.live.wire.security import Client as ClientRole
+from ramify.overlay.live.wire.security import Neighbour, Role, Router
+from ramify.overlay.live.wire.streams import api, connect
+from ramify.overlay.live.wire.tasks import end_tasks
 from ramify.overlay.matchmaking.places import PER_SOURCE, SHARED, places_of_overlay
 from ramify.overlay.matchmaking.simulate import Network
+from ramify.overlay.matchmaking.step import OUTSIDE
 from worlds import FILTERS, SCHEMA, World
 
 ALL = Spelled(sql="topic IS NOT NULL")
@@ -387,7 +387,7 @@ class Processes:
     def start(self, name: str) -> None:
         with (self.directory / f"{name}.log").open("ab") as log:
             file = str(self.directory / f"{name}.toml")
-            command = [sys.executable, "-m", "ramify.overlay.live.serving", file]
+            command = [sys.executable, "-m", "ramify.overlay.live.host.process", file]
             self.running[name] = subprocess.Popen(command, stdout=log, stderr=log)
 
     def kill(self, name: str) -> None:

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.overlay.live.log import Output
-from ramify.overlay.live.memory import MOST_OUTPUT_BYTES, MOST_OUTPUTS, StepSize, give_back
+from ramify.overlay.live.broker.log import Output
+from ramify.overlay.live.broker.memory import MOST_OUTPUT_BYTES, MOST_OUTPUTS, StepSize, give_back
 
 
 def steps(size: StepSize, count: int, per_message: int, payload: bytes = b"") -> list[int]:

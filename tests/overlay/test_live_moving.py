@@ -13,17 +13,17 @@ import pytest
 from lane_server import LaneServer
 from machines import RING, machine_of, pids, send, started, until
 
-from ramify.content.events import Event
+from ramify.content.events.events import Event
 from ramify.errors import LiveError
-from ramify.overlay import moving
-from ramify.overlay.live.blocking import BlockingClient
-from ramify.overlay.live.clients import Client, Offer, RefusedError, SuspendedError
-from ramify.overlay.live.control import ClientRecord, Lane, Move, Place, decode
-from ramify.overlay.live.machine import Machine
-from ramify.overlay.live.moving_wishes import follow, request_move
-from ramify.overlay.live.names import token
-from ramify.overlay.live.store import Store
-from ramify.overlay.live.tasks import end_tasks
+from ramify.overlay.control import moves
+from ramify.overlay.control.names import token
+from ramify.overlay.control.records import ClientRecord, Lane, Move, Place, decode
+from ramify.overlay.live.client.blocking import BlockingClient
+from ramify.overlay.live.client.client import Client, Offer, RefusedError, SuspendedError
+from ramify.overlay.live.host.machine import Machine
+from ramify.overlay.live.host.move_requests import follow, request_move
+from ramify.overlay.live.wire.store import Store
+from ramify.overlay.live.wire.tasks import end_tasks
 
 LIMIT_S = 100.0
 READERS = {"kept": "v0", "loop": "v2", "still": "v1", "blocking": "v4"}
@@ -217,7 +217,7 @@ def test_clients_move_there_and_back_under_load_and_nothing_is_lost_or_doubled(t
         try:
 
             async def restart(phase: str) -> None:
-                if phase in (moving.SWITCHING, moving.DONE):
+                if phase in (moves.SWITCHING, moves.DONE):
                     await kept.restart()
 
             for away in (True, False):
@@ -226,7 +226,7 @@ def test_clients_move_there_and_back_under_load_and_nothing_is_lost_or_doubled(t
                     at.move("loop", "v4" if away else "v2"),
                     at.move("alone", "v3" if away else "v0"),
                 )
-                assert {phases[-1] for phases in went} == {moving.DONE}, went
+                assert {phases[-1] for phases in went} == {moves.DONE}, went
                 await kept.restart()
             await at.stop_writing()
             for read in (kept, stayed):
@@ -267,7 +267,7 @@ async def two_lanes(path: Path) -> AsyncIterator[tuple[LaneServer, LaneServer]]:
 
 
 async def end_lane(at: LaneServer, to: LaneServer, *, reason: str = "", end: int = 0) -> None:
-    said = {"M": moving.Onward("m", to.name, 0, end).encode(), "N": "0"}
+    said = {"M": moves.Onward("m", to.name, 0, end).encode(), "N": "0"}
     await at.write("alice", b"", said | ({"X": reason} if reason else {}))
 
 
@@ -338,11 +338,11 @@ def test_unread_deliveries_that_a_broker_gave_up_after_the_move_are_told_and_rea
 
 # (who is killed, in which phase): kept moves from v0 (routers-1) to v3 (routers-2), back, and so on
 KILLS = [
-    ("coordinator", moving.ACCEPTED),
-    ("routers-2", moving.SWITCHED),
-    ("routers-2", moving.ACCEPTED),
-    ("v0", moving.SWITCHING),
-    ("coordinator", moving.SWITCHING),
+    ("coordinator", moves.ACCEPTED),
+    ("routers-2", moves.SWITCHED),
+    ("routers-2", moves.ACCEPTED),
+    ("v0", moves.SWITCHING),
+    ("coordinator", moves.SWITCHING),
 ]
 
 
@@ -364,7 +364,7 @@ def test_whoever_is_killed_during_a_move_it_goes_on_to_its_end(tmp_path: Path) -
                         await at.kill(who)
 
                 phases = await at.move("kept", to, on, answer_s=60)
-                assert phases[-1] == moving.DONE, (who, when, phases)
+                assert phases[-1] == moves.DONE, (who, when, phases)
                 assert when in phases
             await at.stop_writing()
             await kept.until(len(at.published))
@@ -386,18 +386,18 @@ def test_offers_are_declined_lapse_or_are_refused_with_the_reason(tmp_path: Path
         client = await at.client("no", on_move=policy)
         await client.subscribe("x = 1", id="all", wait_s=60)
         phases = await at.move("no", "v4", reason="cheaper there")
-        assert phases[-1] == moving.DECLINED
+        assert phases[-1] == moves.DECLINED
         assert [(o.home, o.foreign, o.reason) for o in offers] == [("v1", "v4", "cheaper there")]
         assert offers[0].url == at.machine.urls["v4"]
         # nobody is there to answer
         wish = await at.ask("away", "v1", answer_s=1.0)
         ends = [move async for move in follow(at.store, wish)]
-        assert (ends[-1].phase, "did not answer" in ends[-1].why) == (moving.LAPSED, True)
+        assert (ends[-1].phase, "did not answer" in ends[-1].why) == (moves.LAPSED, True)
         for name, to, code in (("no", "v1", "exists"), ("no", "v9", "bad_request")):
             with pytest.raises(RefusedError) as refused:
                 await at.ask(name, to)
             assert refused.value.code == code
-        assert await ramify("move", "no", "v4", "--dir", str(at.path), "--json") == (1, moving.DECLINED)
+        assert await ramify("move", "no", "v4", "--dir", str(at.path), "--json") == (1, moves.DECLINED)
         assert (await ramify("move", "no", "v9", "--dir", str(at.path)))[0] == 2
         # the client stays, and is served
         await client.publish(Event("mine", attributes={"x": 1, "source": "s"}))
@@ -417,7 +417,7 @@ def test_a_broker_that_does_not_know_the_key_is_declined(tmp_path: Path) -> None
         wish = await at.ask("no", "v4")
         async with asyncio.timeout(LIMIT_S):
             ends = [move async for move in follow(at.store, wish)]
-        assert ends[-1].phase == moving.DECLINED
+        assert ends[-1].phase == moves.DECLINED
         assert "cannot connect" in ends[-1].why
 
     play(tmp_path, scenario, movable=False)
@@ -435,7 +435,7 @@ def test_what_was_unread_is_read_by_a_blocking_client_that_knows_only_where_it_w
             await writer.publish([Event(id_, attributes={"x": 1, "source": "s"}) for id_ in ids])
 
         await publish("a", "b")
-        assert (await at.move("blocking", "v1"))[-1] == moving.DONE
+        assert (await at.move("blocking", "v1"))[-1] == moves.DONE
         await first.close()
         del at.clients["blocking"]
         await publish("c")

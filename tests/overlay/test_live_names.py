@@ -7,7 +7,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from ramify.errors import InputError
-from ramify.overlay.live.names import MOST_BYTES, MOST_TOKEN, inbox_prefix, name_of, token
+from ramify.overlay.control.names import MOST_BYTES, MOST_TOKEN, inbox_prefix, name_of, token
 
 CHARACTERS = st.characters(codec="utf-8") | st.sampled_from("aB0-_=. *>$\n\0é漢😀")
 NAMES = st.text(CHARACTERS, min_size=1, max_size=16)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from running import running, seeded_world
 
-from ramify.overlay.simulator import Simulator
-from ramify.planning.catalog import make_plan
-from ramify.planning.plan import Plan
+from ramify.overlay.routing.simulator import Simulator
+from ramify.planning.plans.plan import Plan
+from ramify.planning.schemes.catalog import make_plan
 from worlds import World
 
 SCHEMES = ["explicit", "portfolio", "mult", "unicast", "hub=v0", "mirror-all"]

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from machines import machine_of, small_line
 
-from ramify.overlay.live import machine as machine_module
-from ramify.overlay.live.machine import Machine, StreamProbe
-from ramify.overlay.live.security import Control
-from ramify.overlay.live.server import Server, Supervisor
-from ramify.overlay.live.streams import api, connect
+from ramify.overlay.live.host import machine as machine_module
+from ramify.overlay.live.host.machine import Machine, StreamProbe
+from ramify.overlay.live.host.server import Server, Supervisor
+from ramify.overlay.live.wire.security import Control
+from ramify.overlay.live.wire.streams import api, connect
 
 
 async def stop(machine: Machine) -> None:

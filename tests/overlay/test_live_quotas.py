@@ -11,12 +11,12 @@ from overseeing import Overseen, overseen
 from running import seeded_world
 from test_live_governed import ask
 
-from ramify.content.subscriptions import Subscription
-from ramify.overlay.live.control import Answer, ClientRecord, Held, Problem, Request, Spelled, encode
-from ramify.overlay.live.names import DELIVER, token
-from ramify.overlay.live.quotas import Allowance, Unread, lane_bytes, overdue
-from ramify.overlay.live.streams import api
-from ramify.planning.catalog import make_plan
+from ramify.content.filters.subscriptions import Subscription
+from ramify.overlay.control.names import DELIVER, token
+from ramify.overlay.control.records import Answer, ClientRecord, Held, Problem, Request, Spelled, encode
+from ramify.overlay.live.broker.quotas import Allowance, Unread, lane_bytes, overdue
+from ramify.overlay.live.wire.streams import api
+from ramify.planning.schemes.catalog import make_plan
 from worlds import World
 
 MERGED = 64 << 10

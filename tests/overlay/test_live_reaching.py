@@ -9,14 +9,14 @@ import pytest
 from obedient import ACCOUNTS, endpoint, until
 from running import SMALL
 
-from ramify.network.generators import line
-from ramify.overlay.live.broker import BrokerConfig
-from ramify.overlay.live.coordinator import Coordinator, CoordinatorConfig
-from ramify.overlay.live.governed import Governed, GovernedConfig
-from ramify.overlay.live.security import Control, new_user
-from ramify.overlay.live.server import Server, ServerConfig, free_port
-from ramify.overlay.live.streams import Endpoint, sparing
-from ramify.overlay.live.tasks import end_tasks
+from ramify.network.graphs.generators import line
+from ramify.overlay.live.broker.broker import BrokerConfig
+from ramify.overlay.live.broker.governed import Governed, GovernedConfig
+from ramify.overlay.live.coordinator.coordinator import Coordinator, CoordinatorConfig
+from ramify.overlay.live.host.server import Server, ServerConfig, free_port
+from ramify.overlay.live.wire.security import Control, new_user
+from ramify.overlay.live.wire.streams import Endpoint, sparing
+from ramify.overlay.live.wire.tasks import end_tasks
 
 LIMIT_S = 60.0
 

@@ -14,23 +14,23 @@ from obedient import obeying, until
 from test_live_coordinator import BROKERS, WORLD, Scene, play, recent, report_cost
 
 from ramify.errors import LiveError
-from ramify.network.files import write_overlay
-from ramify.overlay.live.adapting import Replanner
-from ramify.overlay.live.control import LinkCount, Status, encode
-from ramify.overlay.live.directory import Directory
-from ramify.overlay.live.machine import Machine
-from ramify.overlay.live.names import token
-from ramify.overlay.live.security import Client, accounts_config, new_user
-from ramify.overlay.live.server import Server, ServerConfig
-from ramify.overlay.live.store import Store
-from ramify.overlay.live.streams import Endpoint
-from ramify.overlay.live.tasks import end_tasks
-from ramify.planning.catalog import make_plan
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.plan import Plan
-from ramify.planning.plan_files import write_plan
-from ramify.planning.problem import Problem
+from ramify.network.graphs.files import write_overlay
+from ramify.overlay.control.names import token
+from ramify.overlay.control.records import LinkCount, Status, encode
+from ramify.overlay.live.coordinator.adaptation import Replanner
+from ramify.overlay.live.host.directory import Directory
+from ramify.overlay.live.host.machine import Machine
+from ramify.overlay.live.host.server import Server, ServerConfig
+from ramify.overlay.live.wire.security import Client, accounts_config, new_user
+from ramify.overlay.live.wire.store import Store
+from ramify.overlay.live.wire.streams import Endpoint
+from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.files import write_plan
+from ramify.planning.plans.plan import Plan
+from ramify.planning.plans.problem import Problem
+from ramify.planning.schemes.catalog import make_plan
 
 
 def test_a_wish_to_replace_the_plan_is_granted_once(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from overseeing import Overseen, overseen
 from running import seeded_world
 
 from ramify.errors import InputError
-from ramify.overlay.live.frames import decode_events
-from ramify.overlay.live.names import token
-from ramify.overlay.live.sampling import Sampler, chosen, sampled
-from ramify.overlay.live.streams import connect, ensure_samples
-from ramify.planning.catalog import make_plan
+from ramify.overlay.control.frames import decode_events
+from ramify.overlay.control.names import token
+from ramify.overlay.live.broker.sampler import Sampler, chosen, sampled
+from ramify.overlay.live.wire.streams import connect, ensure_samples
+from ramify.planning.schemes.catalog import make_plan
 
 WORLD = seeded_world(17, brokers=3, subscriptions=6, events=120)
 

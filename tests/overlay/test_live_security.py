@@ -18,8 +18,9 @@ from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, StreamConfig
 from nats.js.errors import APIError
 
 from ramify.errors import InputError
-from ramify.overlay.live.names import token
-from ramify.overlay.live.security import (
+from ramify.overlay.control.names import token
+from ramify.overlay.live.host.server import Server, ServerConfig
+from ramify.overlay.live.wire.security import (
     Client,
     Control,
     KeyPair,
@@ -35,7 +36,6 @@ from ramify.overlay.live.security import (
     quote,
     tls_config,
 )
-from ramify.overlay.live.server import Server, ServerConfig
 
 ODD = "zoë *.> x"
 """A name that would break subjects if it were not made a token."""

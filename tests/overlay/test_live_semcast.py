@@ -19,21 +19,21 @@ from machines import (
 from running import SMALL
 from test_live_system import Load
 
-from ramify.content.subscriptions import Subscription
-from ramify.overlay.live.clients import Client
-from ramify.overlay.live.coordinator import Coordinator, CoordinatorConfig
-from ramify.overlay.live.directory import COORDINATOR, Directory
-from ramify.overlay.live.looking import Overview
-from ramify.overlay.live.machine import Machine, MachineConfig
-from ramify.overlay.live.store import Store
-from ramify.overlay.live.tasks import end_tasks
-from ramify.planning.catalog import make_plan
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.plan import Plan
-from ramify.planning.plan_files import decode_plan, read_plan, write_plan
-from ramify.planning.pricing import price
-from ramify.planning.problem import Problem
+from ramify.content.filters.subscriptions import Subscription
+from ramify.overlay.live.client.client import Client
+from ramify.overlay.live.coordinator.coordinator import Coordinator, CoordinatorConfig
+from ramify.overlay.live.host.directory import COORDINATOR, Directory
+from ramify.overlay.live.host.machine import Machine, MachineConfig
+from ramify.overlay.live.host.overview import Overview
+from ramify.overlay.live.wire.store import Store
+from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.files import decode_plan, read_plan, write_plan
+from ramify.planning.plans.plan import Plan
+from ramify.planning.plans.problem import Problem
+from ramify.planning.pricing.price import price
+from ramify.planning.schemes.catalog import make_plan
 
 CLIENTS = {"w": "v0", "r2": "v2", "r4": "v4"}
 INTERIOR = ("v1", "v3")

@@ -19,9 +19,16 @@ from nats.aio.client import Client as Connection
 from nats.js.api import StreamConfig
 
 from ramify.errors import InputError
-from ramify.overlay.live import server as module
-from ramify.overlay.live.security import Client, KeyPair, Tls, accounts_config, new_user
-from ramify.overlay.live.server import Server, ServerConfig, ServerError, Supervisor, find_server, render
+from ramify.overlay.live.host import server as module
+from ramify.overlay.live.host.server import (
+    Server,
+    ServerConfig,
+    ServerError,
+    Supervisor,
+    find_server,
+    render,
+)
+from ramify.overlay.live.wire.security import Client, KeyPair, Tls, accounts_config, new_user
 
 ROUTER = new_user()
 ACCOUNTS = accounts_config(ROUTER.public, {}, {})
@@ -197,7 +204,7 @@ def test_two_servers_never_share_a_store(tmp_path: Path) -> None:
 
 PARENT = """
 import asyncio, pathlib, sys
-from ramify.overlay.live.server import Server, ServerConfig
+from ramify.overlay.live.host.server import Server, ServerConfig
 async def main():
     server = Server(ServerConfig("b1", pathlib.Path(sys.argv[1]), sys.argv[2]))
     await server.start()

@@ -8,21 +8,21 @@ import pytest
 from obedient import obeying, until
 from test_live_coordinator import BROKERS, LIMIT_S, WORLD, Scene, agree, play, recent
 
-from ramify.content.events import AttributeType
-from ramify.overlay.deciding import client_key
-from ramify.overlay.live import sharing
-from ramify.overlay.live.adapting import Replanner
-from ramify.overlay.live.control import SHARE, Question, Request, Spelled, Told, decode, encode
-from ramify.overlay.live.coordinator import Coordinator
-from ramify.overlay.live.leading import Term
-from ramify.overlay.live.names import token
-from ramify.overlay.live.tasks import end_tasks
-from ramify.overlay.shares import owner, owners
-from ramify.planning.catalog import make_plan
-from ramify.planning.check import check
-from ramify.planning.demand import Demand
-from ramify.planning.plan import Plan
-from ramify.planning.problem import Problem
+from ramify.content.events.events import AttributeType
+from ramify.overlay.control.names import token
+from ramify.overlay.control.records import SHARE, Question, Request, Spelled, Told, decode, encode
+from ramify.overlay.control.registry import client_key
+from ramify.overlay.control.shares import owner, owners
+from ramify.overlay.live.coordinator import shares
+from ramify.overlay.live.coordinator.adaptation import Replanner
+from ramify.overlay.live.coordinator.coordinator import Coordinator
+from ramify.overlay.live.coordinator.term import Term
+from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.check import check
+from ramify.planning.plans.plan import Plan
+from ramify.planning.plans.problem import Problem
+from ramify.planning.schemes.catalog import make_plan
 
 SHARED = {f"a{i}": AttributeType.INT64 for i in range(12)}
 EMPTY = {"overlay": WORLD.overlay, "scheme": "semcast", "schema": SHARED}
@@ -71,14 +71,14 @@ def test_a_newcomer_joins_the_channel_that_a_standby_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hints = list[dict[str, frozenset[str]]]()
-    plain = sharing.Colleagues.hints
+    plain = shares.Colleagues.hints
 
-    async def spied(self: sharing.Colleagues, *args: object) -> dict[str, frozenset[str]]:
+    async def spied(self: shares.Colleagues, *args: object) -> dict[str, frozenset[str]]:
         found = await plain(self, *args)  # type: ignore[arg-type]
         hints.append(found)
         return found
 
-    monkeypatch.setattr(sharing.Colleagues, "hints", spied)
+    monkeypatch.setattr(shares.Colleagues, "hints", spied)
 
     async def scenario(scene: Scene) -> None:
         scene.coordinate("k0", **EMPTY)
@@ -117,9 +117,9 @@ def test_a_newcomer_joins_the_channel_that_a_standby_names(
 def test_lies_and_silence_of_a_standby_exclude_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharing, "_ANSWER_S", 0.3)
-    monkeypatch.setattr(sharing, "_QUIET_S", 0.0)
-    monkeypatch.setattr(sharing.Sharer, "_answer", _lie)
+    monkeypatch.setattr(shares, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(shares, "_QUIET_S", 0.0)
+    monkeypatch.setattr(shares.Sharer, "_answer", _lie)
     path = attribute("k1", ["k0", "k1"])
 
     async def scenario(scene: Scene) -> None:
@@ -151,7 +151,7 @@ LIES: list[Told | None] = [
 LIE: list[Told | None] = [None]
 
 
-async def _lie(self: sharing.Sharer, question: Question) -> Told:
+async def _lie(self: shares.Sharer, question: Question) -> Told:
     if LIE[0] is None:
         await asyncio.sleep(1.0)
         return Told()
@@ -235,7 +235,7 @@ def test_before_plans_are_made_coordinators_synchronise(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # several pages each
-    monkeypatch.setattr(sharing, "_PAGE_BYTES", 200)
+    monkeypatch.setattr(shares, "_PAGE_BYTES", 200)
     plan = make_plan("semcast", WORLD.problem)
 
     async def source(head: Plan) -> Demand | None:
@@ -277,7 +277,7 @@ def test_before_plans_are_made_coordinators_synchronise(
             await until(lambda: term.plans.last)
             excludes_nobody(term)
 
-    with caplog.at_level(logging.INFO, logger=sharing.__name__):
+    with caplog.at_level(logging.INFO, logger=shares.__name__):
         play(tmp_path, scenario)
     assert "coordinator k1 lacks 1 subscriptions" in caplog.text
     assert "coordinator k1 keeps beyond the registry 1 subscriptions: ghost" in caplog.text

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.errors import InputError, LiveError
-from ramify.overlay.live import store as module
-from ramify.overlay.live.security import Control, accounts_config, new_user
-from ramify.overlay.live.server import Server, ServerConfig
-from ramify.overlay.live.store import INITIAL, Change, ConflictError, Lease, Store
-from ramify.overlay.live.streams import Endpoint
-from ramify.overlay.live.tasks import end_tasks
+from ramify.overlay.live.host.server import Server, ServerConfig
+from ramify.overlay.live.wire import store as module
+from ramify.overlay.live.wire.security import Control, accounts_config, new_user
+from ramify.overlay.live.wire.store import INITIAL, Change, ConflictError, Lease, Store
+from ramify.overlay.live.wire.streams import Endpoint
+from ramify.overlay.live.wire.tasks import end_tasks
 
 KEYS = {f"c{i}": new_user() for i in range(3)}
 ACCOUNTS = accounts_config(new_user().public, {}, {}, {name: pair.public for name, pair in KEYS.items()})

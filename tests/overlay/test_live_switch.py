@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from running import Running, running, seeded_world
 
-from ramify.overlay.router import RoutingPlan
-from ramify.planning.catalog import make_plan
+from ramify.overlay.routing.router import RoutingPlan
+from ramify.planning.schemes.catalog import make_plan
 
 # one of each way to route: trees with filters, chosen by a stamp, carried in headers, lists of
 # destinations, copies, by way of a hub, flooded, a tree per source, channels by expressions (flooded, and

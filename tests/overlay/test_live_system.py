@@ -28,19 +28,19 @@ from machines import (
     wanted_by,
 )
 
-from ramify.content.events import Event
-from ramify.content.subscriptions import Subscription
+from ramify.content.events.events import Event
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import LiveError
-from ramify.overlay.live.clients import Client, OutcomeUnknownError, RefusedError
-from ramify.overlay.live.coordinator import Coordinator, CoordinatorConfig
-from ramify.overlay.live.directory import COORDINATOR
-from ramify.overlay.live.looking import Overview
-from ramify.overlay.live.machine import Machine
-from ramify.overlay.live.tasks import end_tasks
-from ramify.planning.catalog import make_plan
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.problem import Problem
+from ramify.overlay.live.client.client import Client, OutcomeUnknownError, RefusedError
+from ramify.overlay.live.coordinator.coordinator import Coordinator, CoordinatorConfig
+from ramify.overlay.live.host.directory import COORDINATOR
+from ramify.overlay.live.host.machine import Machine
+from ramify.overlay.live.host.overview import Overview
+from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.problem import Problem
+from ramify.planning.schemes.catalog import make_plan
 
 SEED = 20
 READERS = {"r0": "v0", "r2": "v2", "r3": "v3"}

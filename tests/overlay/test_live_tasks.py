@@ -2,7 +2,7 @@
 
 import asyncio
 
-from ramify.overlay.live.tasks import end_tasks
+from ramify.overlay.live.wire.tasks import end_tasks
 
 
 def test_a_swallowed_cancellation_is_repeated() -> None:

@@ -15,18 +15,23 @@ from obedient import ACCOUNTS, USERS
 from running import SMALL
 
 from ramify.errors import InputError, LiveError
-from ramify.overlay.live.broker_files import BrokerFile, ServerEntry, read_broker_file, write_broker_file
-from ramify.overlay.live.clients import Client
-from ramify.overlay.live.coordinator import Coordinator, CoordinatorConfig
-from ramify.overlay.live.directory import Directory
-from ramify.overlay.live.governed import Governed
-from ramify.overlay.live.security import Client as ClientRole
-from ramify.overlay.live.security import Control, Neighbour, Router
-from ramify.overlay.live.server import Server, ServerConfig
-from ramify.overlay.live.site import Site
-from ramify.overlay.live.streams import Endpoint, api, connect
-from ramify.overlay.live.tasks import end_tasks
-from ramify.overlay.live.tls import TlsFiles
+from ramify.overlay.live.broker.governed import Governed
+from ramify.overlay.live.client.client import Client
+from ramify.overlay.live.coordinator.coordinator import Coordinator, CoordinatorConfig
+from ramify.overlay.live.host.broker_files import (
+    BrokerFile,
+    ServerEntry,
+    read_broker_file,
+    write_broker_file,
+)
+from ramify.overlay.live.host.directory import Directory
+from ramify.overlay.live.host.server import Server, ServerConfig
+from ramify.overlay.live.host.site import Site
+from ramify.overlay.live.wire.security import Client as ClientRole
+from ramify.overlay.live.wire.security import Control, Neighbour, Router
+from ramify.overlay.live.wire.streams import Endpoint, api, connect
+from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.overlay.live.wire.tls import TlsFiles
 
 LIMIT_S = 100.0
 CURVE = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]

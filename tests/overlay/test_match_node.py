@@ -7,19 +7,19 @@ from functools import partial
 
 import pytest
 
-from ramify.content.events import Event, events_to_batch
+from ramify.content.events.events import Event, events_to_batch
 from ramify.errors import InputError
-from ramify.network.overlay import Link, Overlay
-from ramify.overlay.live.control import Passed, Request, Spelled
-from ramify.overlay.live.frames import decode_events, encode_events
-from ramify.overlay.live.intake import ARROW_TYPE, Published
-from ramify.overlay.live.log import Output
-from ramify.overlay.live.match_node import BAD_PACKET, OUTSIDE, MatchNode
-from ramify.overlay.live.names import DELIVER, LINK, MATCH, name_of
-from ramify.overlay.live.steps import Linked
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.overlay.control.frames import decode_events, encode_events
+from ramify.overlay.control.intake import ARROW_TYPE, Published
+from ramify.overlay.control.names import DELIVER, LINK, MATCH, name_of
+from ramify.overlay.control.records import Passed, Request, Spelled
+from ramify.overlay.control.steps import Linked
+from ramify.overlay.live.broker.log import Output
 from ramify.overlay.matchmaking.messages import Count, Packet, encode_packet
 from ramify.overlay.matchmaking.places import PER_SOURCE, SHARED, places_of_overlay
 from ramify.overlay.matchmaking.simulate import Network
+from ramify.overlay.matchmaking.step import BAD_PACKET, OUTSIDE, MatchNode
 from worlds import SCHEMA
 
 LINKS = [("v0", "v1"), ("v1", "v2"), ("v2", "v3"), ("v3", "v0"), ("v1", "v4"), ("v4", "v5"), ("v5", "v2")]
@@ -119,7 +119,7 @@ def test_lost_steps_change_nothing(
 ) -> None:
     if most_bytes < 1 << 20:
         # packets and states in many pieces
-        monkeypatch.setattr("ramify.overlay.live.match_node._PIECE_BYTES", 40)
+        monkeypatch.setattr("ramify.overlay.matchmaking.step._PIECE_BYTES", 40)
     wires = Wires(trees, seed, most_bytes)
     rng = random.Random(seed)
     names = sorted(wires.places)

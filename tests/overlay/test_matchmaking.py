@@ -16,11 +16,12 @@ from typer.testing import CliRunner
 
 from ramify.cli import app
 from ramify.cli.console import SOME_BAD_ROWS
-from ramify.content.events import AttributeType
-from ramify.content.sql import parse_sql
+from ramify.content.events.events import AttributeType
+from ramify.content.filters.sql import parse_sql
 from ramify.errors import FilterError, InputError, PlanError
-from ramify.network.overlay import Overlay
+from ramify.network.graphs.overlay import Overlay
 from ramify.overlay.matchmaking.broker import MatchBroker
+from ramify.overlay.matchmaking.marking import mark, mark_trees
 from ramify.overlay.matchmaking.messages import (
     Close,
     Descriptor,
@@ -32,12 +33,11 @@ from ramify.overlay.matchmaking.messages import (
 from ramify.overlay.matchmaking.over_plan import match_plan, systems_of_plan
 from ramify.overlay.matchmaking.simulate import Network, places_of_parents
 from ramify.overlay.matchmaking.state import MatchError
-from ramify.planning.catalog import make_plan
-from ramify.planning.classes import Classes
-from ramify.planning.matchmaking.marking import mark, mark_trees
-from ramify.planning.matchmaking.trees import MatchTrees
-from ramify.planning.plan import Admission, Channel, Everything, Plan, Pruning, Serves
-from ramify.planning.plan_files import write_plan
+from ramify.overlay.matchmaking.trees import MatchTrees
+from ramify.planning.demand.classes import Classes
+from ramify.planning.plans.files import write_plan
+from ramify.planning.plans.plan import Admission, Channel, Everything, Plan, Pruning, Serves
+from ramify.planning.schemes.catalog import make_plan
 from ramify.workloads.workload import AdvertisementRow
 from worlds import SCHEMA as WORLD_SCHEMA
 from worlds import World, worlds

@@ -15,15 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.content.events import Event, events_to_batch
-from ramify.content.subscriptions import Subscription
+from ramify.content.events.events import Event, events_to_batch
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, LiveError, PlanError
-from ramify.network.generators import line
-from ramify.overlay import moving
-from ramify.overlay.deciding import Book, Write, applied, client_key
-from ramify.overlay.epochs import BrokerReport, EpochError, Epochs
-from ramify.overlay.live.collector import PUBLISHERS
-from ramify.overlay.live.control import (
+from ramify.network.graphs.generators import line
+from ramify.overlay.control import moves
+from ramify.overlay.control.epochs import BrokerReport, EpochError, Epochs
+from ramify.overlay.control.moves import Duty, Onward, View, duty_of, looked
+from ramify.overlay.control.records import (
     STATE,
     Answer,
     Changes,
@@ -39,21 +38,22 @@ from ramify.overlay.live.control import (
     decode,
     encode,
 )
-from ramify.overlay.live.moving_brokers import Porter
-from ramify.overlay.live.moving_suggestions import suggest
-from ramify.overlay.live.store import Store
-from ramify.overlay.moving import Duty, Onward, View, duty_of, looked
-from ramify.overlay.requests import Rules, ask
-from ramify.planning.catalog import make_plan
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.plan import Plan
-from ramify.planning.plan_files import decode_plan
-from ramify.planning.problem import Problem
+from ramify.overlay.control.registry import Book, Write, applied, client_key
+from ramify.overlay.control.requests import Rules, ask
+from ramify.overlay.live.broker.moves import Porter
+from ramify.overlay.live.coordinator.collector import PUBLISHERS
+from ramify.overlay.live.coordinator.suggestions import suggest
+from ramify.overlay.live.wire.store import Store
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.files import decode_plan
+from ramify.planning.plans.plan import Plan
+from ramify.planning.plans.problem import Problem
+from ramify.planning.schemes.catalog import make_plan
 
 OVERLAY = line(3)
 BROKERS = OVERLAY.brokers
-ENDS = {moving.DONE, moving.DECLINED, moving.LAPSED, moving.WITHDRAWN}
+ENDS = {moves.DONE, moves.DECLINED, moves.LAPSED, moves.WITHDRAWN}
 
 
 def first_plan(scheme: str, at: str = BROKERS[1]) -> Plan:
@@ -166,23 +166,23 @@ class World:
     def offer(self, to: str) -> None:
         book = self.lead()
         move = self.move
-        if (move is None or not moving.is_open(move)) and self.record.broker != to:
+        if (move is None or not moves.is_open(move)) and self.record.broker != to:
             if any(lane.broker == to for lane in self.record.lanes[:-1]):
                 return
             id_ = self.fresh()
-            self.keep(Move(id_, "c", self.record.broker, to, moving.OFFERED, self.now, self.now + 30))
+            self.keep(Move(id_, "c", self.record.broker, to, moves.OFFERED, self.now, self.now + 30))
             assert book.head is not None
 
     def answer(self, yes: bool) -> None:
         self.lead()
         if self.move is not None:
             now = self.now
-            self.keep(moving.accepted(self.move, now) if yes else moving.declined(self.move, "", now))
+            self.keep(moves.accepted(self.move, now) if yes else moves.declined(self.move, "", now))
 
     def switch(self, *, die: bool) -> None:
         """Propose, and save; a leader may die before it saves."""
         book, move = self.lead(), self.move
-        if move is None or move.phase != moving.REPLICATED or book.head.at.get("c") == move.foreign:
+        if move is None or move.phase != moves.REPLICATED or book.head.at.get("c") == move.foreign:
             return
         try:
             _, writes = book.move({"c": move.foreign})
@@ -253,7 +253,7 @@ class World:
             assert move is not None
             self.lead()
             assert self.move is not None
-            self.keep(moving.replicated(self.move, len(side.lane), self.now))
+            self.keep(moves.replicated(self.move, len(side.lane), self.now))
         if duty is Duty.END:
             assert move is not None
             last = side.lane[-1] if side.lane else None
@@ -261,9 +261,9 @@ class World:
                 side.lane.append(Onward(move.id, move.foreign, move.start))
             book = self.lead()
             assert self.move is not None
-            move = moving.ended(self.move, len(side.lane), self.now)
+            move = moves.ended(self.move, len(side.lane), self.now)
             if self.record.broker == move.home:
-                lanes = moving.lanes_after(self.record.lanes, move)
+                lanes = moves.lanes_after(self.record.lanes, move)
                 moved = msgspec.structs.replace(self.record, broker=move.foreign, lanes=lanes)
                 self.put(book.put_records([moved]))
             self.keep(move)
@@ -300,7 +300,7 @@ class World:
         assert number > max(self.got, default=0), "numbers go up"
         self.kept = number
         if isinstance(found, Onward):
-            self.part = moving.next_lane(self.part, self.at, found)
+            self.part = moves.next_lane(self.part, self.at, found)
             self.at = self.part.start
             self.left(found.move)
         else:
@@ -308,24 +308,24 @@ class World:
 
     def left(self, move: str) -> None:
         if self.record.lanes:
-            lanes = moving.lanes_left(self.record.lanes, move)
+            lanes = moves.lanes_left(self.record.lanes, move)
             record = msgspec.structs.replace(self.record, lanes=lanes)
             self.put(self.lead().put_records([record]))
 
     def come_back(self) -> None:
         """A new process with the number of the last delivery, and nothing else."""
         lanes = self.record.lanes or [Lane(self.record.broker)]
-        part = lanes[moving.part_of(lanes, self.kept)]
+        part = lanes[moves.part_of(lanes, self.kept)]
         self.part, self.at = part, max(part.start, self.kept - part.base)
 
     def advance(self, name: str) -> None:
         """What the move waits for; the brokers by turns."""
         phase = "" if self.move is None else self.move.phase
-        if phase == moving.OFFERED:
+        if phase == moves.OFFERED:
             self.answer(True)
-        elif phase == moving.REPLICATED:
+        elif phase == moves.REPLICATED:
             self.switch(die=False)
-        elif phase == moving.SWITCHING:
+        elif phase == moves.SWITCHING:
             self.arrive(name)
             self.obey(name)
         else:
@@ -403,7 +403,7 @@ def test_what_happens_there_are_moves_in_every_end() -> None:
     """Else the test before would say little."""
     ends = [move.phase for seed in range(40) for move in lived(seed, 200, "mst").ended]
     assert set(ends) == ENDS
-    assert ends.count(moving.DONE) > 10
+    assert ends.count(moves.DONE) > 10
 
 
 # ------------------------------------------------------------------------------------------- lanes alone
@@ -426,24 +426,24 @@ def test_every_number_finds_its_lane_again(stays: list[tuple[int, bool]]) -> Non
             numbered.append((part.base + len(lane[at]), None))
             to = "b" if at == "a" else "a"
             move = Move(
-                f"m{stay}", "c", at, to, moving.SWITCHED, 0, 0, start=len(lane[to]), end=len(lane[at])
+                f"m{stay}", "c", at, to, moves.SWITCHED, 0, 0, start=len(lane[to]), end=len(lane[at])
             )
-            lanes = moving.lanes_after(lanes, move)
+            lanes = moves.lanes_after(lanes, move)
             at = to
     numbers = [number for number, _ in numbered]
     assert numbers == sorted(set(numbers))
     lanes = lanes or [Lane("a")]
     for (number, _), (_, following) in itertools.pairwise(numbered):
-        part = lanes[moving.part_of(lanes, number)]
+        part = lanes[moves.part_of(lanes, number)]
         place = max(part.start, number - part.base)
         assert lane[part.broker][place] == following
 
 
 def test_parts_that_were_read_are_forgotten_and_those_before_with_them() -> None:
     lanes = [Lane("a", end=3, move="m1"), Lane("b", 4, 0, 2, "m2"), Lane("a", 4, 3)]
-    assert moving.lanes_left(lanes, "m2") == lanes[2:]
-    assert moving.lanes_left(lanes, "m1") == lanes[1:]
-    assert moving.lanes_left(lanes, "m9") == lanes
+    assert moves.lanes_left(lanes, "m2") == lanes[2:]
+    assert moves.lanes_left(lanes, "m1") == lanes[1:]
+    assert moves.lanes_left(lanes, "m9") == lanes
 
 
 def test_the_end_of_a_lane_says_where_to_go_on_and_nonsense_is_told() -> None:
@@ -458,43 +458,43 @@ def test_the_end_of_a_lane_says_where_to_go_on_and_nonsense_is_told() -> None:
 
 
 def offered(**changed: object) -> Move:
-    made = Move("m", "c", "a", "b", moving.OFFERED, 0.0, 30.0, ttl_s=60.0)
+    made = Move("m", "c", "a", "b", moves.OFFERED, 0.0, 30.0, ttl_s=60.0)
     return msgspec.structs.replace(made, **changed)
 
 
 def test_a_suspended_client_is_not_moved_unless_plans_have_begun() -> None:
     away = View("a", "a", suspended="quota")
-    for phase in (moving.OFFERED, moving.ACCEPTED, moving.REPLICATED):
-        assert looked(offered(phase=phase), away, 1.0).phase == moving.WITHDRAWN
-    assert looked(offered(phase=moving.REPLICATED), View("a", "b", False, "quota"), 1.0).phase == (
-        moving.SWITCHING
+    for phase in (moves.OFFERED, moves.ACCEPTED, moves.REPLICATED):
+        assert looked(offered(phase=phase), away, 1.0).phase == moves.WITHDRAWN
+    assert looked(offered(phase=moves.REPLICATED), View("a", "b", False, "quota"), 1.0).phase == (
+        moves.SWITCHING
     )
 
 
 def test_an_offer_lapses_and_what_was_accepted_is_given_up_in_the_end() -> None:
     here = View("a", "a")
-    assert looked(offered(), here, 29.0).phase == moving.OFFERED
-    assert looked(offered(), here, 31.0).phase == moving.LAPSED
-    assert moving.accepted(offered(), 31.0).phase == moving.OFFERED
-    taken = moving.accepted(offered(), 29.0)
-    assert looked(taken, here, 29.0 + moving.PATIENCE_S).phase == moving.ACCEPTED
-    late = looked(taken, here, 30.0 + moving.PATIENCE_S)
-    assert (late.phase, "b did not answer" in late.why) == (moving.WITHDRAWN, True)
+    assert looked(offered(), here, 29.0).phase == moves.OFFERED
+    assert looked(offered(), here, 31.0).phase == moves.LAPSED
+    assert moves.accepted(offered(), 31.0).phase == moves.OFFERED
+    taken = moves.accepted(offered(), 29.0)
+    assert looked(taken, here, 29.0 + moves.PATIENCE_S).phase == moves.ACCEPTED
+    late = looked(taken, here, 30.0 + moves.PATIENCE_S)
+    assert (late.phase, "b did not answer" in late.why) == (moves.WITHDRAWN, True)
 
 
 def test_plans_are_the_truth_also_over_a_move_that_was_given_up() -> None:
-    assert looked(offered(phase=moving.WITHDRAWN), View("a", "b", False), 1.0).phase == moving.SWITCHING
-    assert looked(offered(phase=moving.LAPSED), View("a", "b", True), 1.0).phase == moving.SWITCHED
-    assert looked(offered(phase=moving.DONE), View("c", "c"), 1.0).phase == moving.DONE
+    assert looked(offered(phase=moves.WITHDRAWN), View("a", "b", False), 1.0).phase == moves.SWITCHING
+    assert looked(offered(phase=moves.LAPSED), View("a", "b", True), 1.0).phase == moves.SWITCHED
+    assert looked(offered(phase=moves.DONE), View("c", "c"), 1.0).phase == moves.DONE
 
 
 def test_who_does_what() -> None:
     assert duty_of(offered(), "a", 1.0) is Duty.HAND
     assert duty_of(offered(), "b", 1.0) is None
-    assert duty_of(offered(phase=moving.ACCEPTED), "b", 1.0) is Duty.REPLICATE
-    assert duty_of(offered(phase=moving.SWITCHING), "a", 1.0) is None
-    assert duty_of(offered(phase=moving.SWITCHED), "a", 1.0) is Duty.END
-    done = offered(phase=moving.DONE, at=10.0)
+    assert duty_of(offered(phase=moves.ACCEPTED), "b", 1.0) is Duty.REPLICATE
+    assert duty_of(offered(phase=moves.SWITCHING), "a", 1.0) is None
+    assert duty_of(offered(phase=moves.SWITCHED), "a", 1.0) is Duty.END
+    done = offered(phase=moves.DONE, at=10.0)
     assert duty_of(done, "a", 69.0) is Duty.REDIRECT
     assert duty_of(done, "a", 71.0) is None
 
@@ -634,7 +634,7 @@ def porter(name: str, records: dict[str, ClientRecord]) -> Porter:
 def test_who_asks_where_it_was_is_sent_on_though_the_next_move_has_begun(early: bool, at: str) -> None:
     """A client that has not heard that its move is done, when it is asked to move again elsewhere."""
     records = {"c": ClientRecord("c", "b", lanes=[Lane("a"), Lane("b", 4)])}
-    second = Move("2", "c", "b", "a", moving.OFFERED, 5.0, 1e12)
+    second = Move("2", "c", "b", "a", moves.OFFERED, 5.0, 1e12)
 
     async def scenario() -> list[Answer]:
         asked, here = Asking(), porter(at, records)
@@ -652,7 +652,7 @@ def test_who_asks_where_it_was_is_sent_on_though_the_next_move_has_begun(early: 
 
 
 def test_an_offer_is_handed_out_once_where_the_client_is() -> None:
-    offer = Move("2", "c", "b", "a", moving.OFFERED, 5.0, 1e12)
+    offer = Move("2", "c", "b", "a", moves.OFFERED, 5.0, 1e12)
 
     async def scenario() -> tuple[list[Answer], list[Answer]]:
         asked, other, here = Asking(), Asking(), porter("b", {"c": ClientRecord("c", "b")})

@@ -8,11 +8,11 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.overlay.router import Router, RoutingPlan
-from ramify.overlay.simulator import Simulated, Simulator
-from ramify.planning.check import _form
-from ramify.planning.plan import Plan
-from ramify.planning.pricing import Price, price
+from ramify.overlay.routing.router import Router, RoutingPlan
+from ramify.overlay.routing.simulator import Simulated, Simulator
+from ramify.planning.plans.check import _form
+from ramify.planning.plans.plan import Plan
+from ramify.planning.pricing.price import Price, price
 from worlds import World, plans, worlds
 
 

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.content.events import Event
-from ramify.content.subscriptions import Subscription
+from ramify.content.events.events import Event
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError
-from ramify.network.overlay import Link, Overlay
-from ramify.overlay.router import Frame, Routed, Router, RoutingPlan
-from ramify.overlay.routing_form import decode_routing, encode_routing
-from ramify.overlay.routing_plan import Added, Removed, Revision
-from ramify.planning.catalog import make_plan
-from ramify.planning.changes import delete_subscription, redo
-from ramify.planning.plan import Plan, Stamped
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.overlay.routing.form import decode_routing, encode_routing
+from ramify.overlay.routing.plan import Added, Removed, Revision
+from ramify.overlay.routing.router import Frame, Routed, Router, RoutingPlan
+from ramify.planning.choosing.revise import delete_subscription, redo
+from ramify.planning.plans.plan import Plan, Stamped
+from ramify.planning.schemes.catalog import make_plan
 from worlds import FILTERS, World, plans, worlds
 
 SOME = settings(max_examples=60)

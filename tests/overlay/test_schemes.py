@@ -8,21 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.errors import DisconnectedError, OverlayError
-from ramify.network.distances import arc_weights
-from ramify.network.generators import line
-from ramify.network.overlay import Link, Overlay
-from ramify.network.specs import overlay_from
-from ramify.network.steiner import exact_cost
-from ramify.overlay.simulator import Simulator
-from ramify.planning.catalog import SCHEMES, make_plan
-from ramify.planning.check import check
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.plan_files import decode_plan, encode_plan
-from ramify.planning.pricing import price
-from ramify.planning.problem import Problem
-from ramify.planning.tally import tally
-from ramify.planning.yardstick import GB, Yardstick
+from ramify.network.graphs.distances import arc_weights
+from ramify.network.graphs.generators import line
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.network.graphs.specs import overlay_from
+from ramify.network.trees.steiner import exact_cost
+from ramify.overlay.routing.simulator import Simulator
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.demand.tally import tally
+from ramify.planning.plans.check import check
+from ramify.planning.plans.files import decode_plan, encode_plan
+from ramify.planning.plans.problem import Problem
+from ramify.planning.pricing.bound import GB, Yardstick
+from ramify.planning.pricing.price import price
+from ramify.planning.schemes.catalog import SCHEMES, make_plan
 from ramify.workloads.catalog import workload_from
 from worlds import GRID, World, worlds
 
@@ -139,7 +139,7 @@ def test_a_disconnected_overlay_is_refused_by_name() -> None:
 
 
 def test_a_subscription_at_an_unknown_broker_is_refused_by_name() -> None:
-    from ramify.content.subscriptions import Subscription
+    from ramify.content.filters.subscriptions import Subscription
 
     overlay = Overlay.build("one", ["v0"], [])
     with pytest.raises(OverlayError, match="s1"):
@@ -148,7 +148,7 @@ def test_a_subscription_at_an_unknown_broker_is_refused_by_name() -> None:
 
 def _on(overlay: Overlay, hosts: list[int], patterns: object = None) -> Problem:
     """One class per host, each wanting every event; events from broker 0."""
-    from ramify.content.subscriptions import Subscription
+    from ramify.content.filters.subscriptions import Subscription
 
     rows = [Subscription(f"s{i}", f"c{i}", f"v{h}", sql=f"x < {i + 9}") for i, h in enumerate(hosts)]
     classes = Classes.collapse(rows, overlay, {})

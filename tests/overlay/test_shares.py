@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from running import seeded_world
 
-from ramify.content.subscriptions import Subscription
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError
-from ramify.overlay.deciding import applied, records_of, revised, spelled
-from ramify.overlay.live.control import ClientRecord, Held, Spelled
-from ramify.overlay.shares import Share, compared, covering, owner, owners
-from ramify.planning.catalog import make_plan
-from ramify.planning.check import check
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.plan import Plan
-from ramify.planning.plan_files import encode_plan
-from ramify.planning.problem import Problem
+from ramify.overlay.control.records import ClientRecord, Held, Spelled
+from ramify.overlay.control.registry import applied, records_of, revised, spelled
+from ramify.overlay.control.shares import Share, compared, covering, owner, owners
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.check import check
+from ramify.planning.plans.files import encode_plan
+from ramify.planning.plans.plan import Plan
+from ramify.planning.plans.problem import Problem
+from ramify.planning.schemes.catalog import make_plan
 from worlds import FILTERS, SCHEMA
 
 WORLD = seeded_world(5, 6, 12, 60)

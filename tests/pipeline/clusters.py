@@ -27,7 +27,7 @@ from pathlib import Path
 
 import pyspark
 
-from ramify.pipeline.java import find_java
+from ramify.pipeline.session.java import find_java
 
 HERE = Path(__file__).parent
 BIN = Path(pyspark.__file__).parent / "bin"
@@ -249,7 +249,7 @@ def _drive() -> None:
     """The driver process of `run_jobs`."""
     import runpy
 
-    from ramify.pipeline.session import require_workers, spark_session
+    from ramify.pipeline.session.session import require_workers, spark_session
 
     order = json.load(sys.stdin)
     conf = order["conf"] | (

@@ -6,24 +6,24 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from ramify.content.space import Axis, Grid
-from ramify.network.specs import overlay_from
-from ramify.pipeline.files import Files
-from ramify.pipeline.generated import Generated
-from ramify.pipeline.histograms import generating, histograms
+from ramify.content.filters.space import Axis, Grid
+from ramify.network.graphs.specs import overlay_from
 from ramify.pipeline.jobs import write_demand
-from ramify.pipeline.overlap import overlap
-from ramify.pipeline.passes import reckoned
-from ramify.pipeline.pricing import price_log
-from ramify.pipeline.profile import profile
-from ramify.pipeline.selectivity import selectivity
-from ramify.pipeline.tables import read_table
-from ramify.pipeline.traffic import published, traffic
-from ramify.planning.catalog import make_plan
-from ramify.planning.classes import Classes
-from ramify.planning.problem import Problem
-from ramify.planning.splits import Split
-from ramify.planning.tally import Counting
+from ramify.pipeline.passes.files import Files
+from ramify.pipeline.passes.generated import Generated
+from ramify.pipeline.passes.passes import reckoned
+from ramify.pipeline.passes.pricing import price_log
+from ramify.pipeline.passes.table_files import read_table
+from ramify.pipeline.tables.histograms import generating, histograms
+from ramify.pipeline.tables.overlap import overlap
+from ramify.pipeline.tables.profile import profile
+from ramify.pipeline.tables.selectivity import selectivity
+from ramify.pipeline.tables.traffic import published, traffic
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.splits import Split
+from ramify.planning.demand.tally import Counting
+from ramify.planning.plans.problem import Problem
+from ramify.planning.schemes.catalog import make_plan
 from ramify.workloads.catalog import workload_from
 
 

@@ -9,14 +9,14 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from ramify.content.events import AttributeType, Event, EventSchema
-from ramify.content.subscriptions import Subscription
-from ramify.network.overlay import Link, Overlay
-from ramify.pipeline.samples import live_samples
-from ramify.pipeline.session import spark_session
-from ramify.pipeline.streaming import finish, follow
-from ramify.planning.classes import Classes
-from ramify.planning.tally import Counting
+from ramify.content.events.events import AttributeType, Event, EventSchema
+from ramify.content.filters.subscriptions import Subscription
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.pipeline.session.session import spark_session
+from ramify.pipeline.stream.samples import live_samples
+from ramify.pipeline.stream.streaming import finish, follow
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.tally import Counting
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 START_US = int(START.timestamp() * 1e6)

@@ -8,13 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from clusters import HERE, LOCAL, connect_server, run_jobs, run_python, standalone_cluster
 
-from ramify.network.specs import overlay_from
+from ramify.network.graphs.specs import overlay_from
 from ramify.workloads.catalog import workload_from
 
 REFUSED = """
 import sys
 from ramify.errors import SparkError
-from ramify.pipeline.session import spark_session
+from ramify.pipeline.session.session import spark_session
 try:
     with spark_session(sys.argv[1]):
         print("let in")

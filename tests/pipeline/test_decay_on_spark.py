@@ -16,27 +16,27 @@ from test_passes import same_windows
 from typer.testing import CliRunner
 
 from ramify.cli import app
-from ramify.cli.coordinating import SampleDemand
+from ramify.cli.coordinator_process import SampleDemand
 from ramify.errors import InputError
-from ramify.network.overlay import Overlay
-from ramify.network.specs import overlay_from
-from ramify.pipeline.files import Files
-from ramify.pipeline.generated import Generated
+from ramify.network.graphs.overlay import Overlay
+from ramify.network.graphs.specs import overlay_from
 from ramify.pipeline.jobs import write_demand
-from ramify.pipeline.panes import UNKNOWN, Facts, PaneStore
-from ramify.pipeline.passes import reckon, reckoned
-from ramify.pipeline.sources import Rows, Source
-from ramify.pipeline.stored_overlap import read_overlap
-from ramify.pipeline.tables import read_table, read_windows
-from ramify.planning.catalog import make_plan
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.problem import Problem
-from ramify.planning.semcast.statistics import Profiles, Statistics
-from ramify.planning.splits import Split
-from ramify.planning.study import SHARES, Comparison, Study, compare
-from ramify.planning.tally import Counting, Tally, tally
-from ramify.planning.windows import Span, Windows
+from ramify.pipeline.passes.files import Files
+from ramify.pipeline.passes.generated import Generated
+from ramify.pipeline.passes.passes import reckon, reckoned
+from ramify.pipeline.passes.sources import Rows, Source
+from ramify.pipeline.passes.table_files import read_table, read_windows
+from ramify.pipeline.stream.panes import UNKNOWN, Facts, PaneStore
+from ramify.pipeline.tables.stored_overlap import read_overlap
+from ramify.planning.choosing.study import SHARES, Comparison, Study, compare
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.demand.overlap import Profiles, Statistics
+from ramify.planning.demand.splits import Split
+from ramify.planning.demand.tally import Counting, Tally, tally
+from ramify.planning.demand.windows import Span, Windows
+from ramify.planning.plans.problem import Problem
+from ramify.planning.schemes.catalog import make_plan
 from ramify.workloads.catalog import workload_from
 from ramify.workloads.workload import Workload
 
@@ -188,7 +188,7 @@ def test_a_plan_by_half_life_and_tables(
         studies.append(study)
         return compare(study, *given, **more)
 
-    monkeypatch.setattr("ramify.cli.planning.compare", noted)
+    monkeypatch.setattr("ramify.cli.plan.compare", noted)
     asked = ("plan", "--workload", SPEC, "--seed", "3", "--schemes", "semcast", "--json")
     shown: list[dict[str, Any]] = []
     for more in ((), ("--half-life", "0.5s", "--overlap", str(tables))):

@@ -17,9 +17,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from content.batches import batch_of
 from content.strategies import like_literal, like_patterns, sql_literal
-from ramify.content.events import AttributeType
-from ramify.content.matcher import Matcher
-from ramify.content.sql import parse_sql
+from ramify.content.events.events import AttributeType
+from ramify.content.filters.sql import parse_sql
+from ramify.content.matching.matcher import Matcher
 from ramify.errors import FilterError
 
 Row = dict[str, Any]

@@ -14,20 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from ramify.content.events import Event, EventSchema, batch_to_events
-from ramify.content.matcher import Matcher
-from ramify.content.readers import read_events
-from ramify.content.subscriptions import Subscription, read_subscriptions
+from ramify.content.events.events import Event, EventSchema, batch_to_events
+from ramify.content.events.readers import read_events
+from ramify.content.filters.subscriptions import Subscription, read_subscriptions
+from ramify.content.matching.matcher import Matcher
 from ramify.errors import InputError, SparkError
-from ramify.network.files import read_overlay
-from ramify.network.generators import random_overlay
-from ramify.pipeline import generated
-from ramify.pipeline.files import Files
-from ramify.pipeline.generated import FORMS, Form, Generated, below_data, generate
-from ramify.pipeline.passes import reckon
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.tally import Counting, tally
+from ramify.network.graphs.files import read_overlay
+from ramify.network.graphs.generators import random_overlay
+from ramify.pipeline.passes import generated
+from ramify.pipeline.passes.files import Files
+from ramify.pipeline.passes.generated import FORMS, Form, Generated, below_data, generate
+from ramify.pipeline.passes.passes import reckon
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.demand.tally import Counting, tally
 from ramify.workloads.catalog import WORKLOADS, workload_from
 from ramify.workloads.workload import BLOCK_EVENTS, Workload
 

@@ -8,12 +8,14 @@ import pytest
 from demands import Row, demand_frame, random_rows, sorted_rows
 from pyspark.sql import SparkSession
 
-from ramify.content.events import AttributeType, Event, EventSchema, events_to_batch
-from ramify.content.space import Axis, Grid
-from ramify.content.sql import parse_sql
+from ramify.content.events.events import AttributeType, Event, EventSchema, events_to_batch
+from ramify.content.filters.space import Axis, Grid
+from ramify.content.filters.sql import parse_sql
 from ramify.errors import InputError
-from ramify.pipeline import histograms as module
-from ramify.pipeline.histograms import (
+from ramify.pipeline.passes.sources import Rows
+from ramify.pipeline.passes.table_files import CELL_DEMAND, GENERATING, HISTOGRAMS
+from ramify.pipeline.tables import histograms as module
+from ramify.pipeline.tables.histograms import (
     cell_demand,
     content_space,
     equal_depth_axis,
@@ -21,8 +23,6 @@ from ramify.pipeline.histograms import (
     histograms,
     popularity,
 )
-from ramify.pipeline.sources import Rows
-from ramify.pipeline.tables import CELL_DEMAND, GENERATING, HISTOGRAMS
 
 SCHEMA = EventSchema(
     {"price": AttributeType.DOUBLE, "deep.name": AttributeType.STRING, "hot": AttributeType.BOOLEAN}

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from ramify.pipeline.files import Files, Listed, listed
-from ramify.pipeline.local_files import lists_here, local_files
+from ramify.pipeline.passes.files import Files, Listed, listed
+from ramify.pipeline.session.local_files import lists_here, local_files
 
 NAMES = [
     "a.jsonl", "_hidden.jsonl", ".dot.jsonl", "_k=1.jsonl", "part._COPYING_", "k=1/b.parquet",

@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from ramify.content import framing, records
-from ramify.content.events import AttributeType, EventSchema, batch_to_events
-from ramify.content.flatten import PLAIN, FieldMapping
-from ramify.content.readers import infer_schema, read_events
+from ramify.content.events import framing, records
+from ramify.content.events.events import AttributeType, EventSchema, batch_to_events
+from ramify.content.events.flatten import PLAIN, FieldMapping
+from ramify.content.events.readers import infer_schema, read_events
 from ramify.errors import InputError
-from ramify.pipeline.files import Conflict, Files, Listed, absolute, bundles, cut, listed
-from ramify.pipeline.pieces import Piece, PieceReader, merged
-from ramify.pipeline.sources import Chunk, Counted, Reject
+from ramify.pipeline.passes.files import Conflict, Files, Listed, absolute, bundles, cut, listed
+from ramify.pipeline.passes.pieces import Piece, PieceReader, merged
+from ramify.pipeline.passes.sources import Chunk, Counted, Reject
 
 A = AttributeType
 SCHEMA = EventSchema({"a": A.DOUBLE, "b": A.STRING, "k": A.STRINGS})
@@ -186,7 +186,7 @@ def test_a_piece_inside_a_long_line_is_not_read_beyond_itself() -> None:
             self.taken += len(found)
             return found
 
-    from ramify.pipeline.pieces import _Part
+    from ramify.pipeline.passes.pieces import _Part
 
     stream = Counting(b"x" * 10**6 + b"\n{}\n")
     part = _Part(stream, 1000, 2000)
@@ -360,7 +360,7 @@ def ran(spark: SparkSession, files: Files) -> tuple[list[str], DataFrame, DataFr
 
         import pyarrow as pa
 
-        from ramify.content.events import batch_to_events
+        from ramify.content.events.events import batch_to_events
 
         for chunk in files.read(rows):
             found = [("event", repr(event)) for event in batch_to_events(chunk.batch)]

@@ -17,16 +17,16 @@ from pyspark.sql import DataFrame, SparkSession
 
 from content.batches import batch_of
 from content.strategies import filters, typed_rows
-from ramify.content.events import Event, EventSchema, batch_to_events, events_to_batch
-from ramify.content.filters import EVERYTHING, Filter
-from ramify.content.keywords import parse_keywords
-from ramify.content.matcher import Matcher, Matches
-from ramify.content.pattern import parse_pattern
-from ramify.content.sql import parse_sql
+from ramify.content.events.events import Event, EventSchema, batch_to_events, events_to_batch
+from ramify.content.filters.filters import EVERYTHING, Filter
+from ramify.content.filters.keywords import parse_keywords
+from ramify.content.filters.pattern import parse_pattern
+from ramify.content.filters.sql import parse_sql
+from ramify.content.matching.matcher import Matcher, Matches
 from ramify.errors import InputError, LimitError, SchemaError
-from ramify.pipeline import matching
-from ramify.pipeline.matching import Shards, compile_shards, join_matches, match, ship_matcher
-from ramify.pipeline.shipping import ship, shipped
+from ramify.pipeline.passes import matching
+from ramify.pipeline.passes.matching import Shards, compile_shards, join_matches, match, ship_matcher
+from ramify.pipeline.session.shipping import ship, shipped
 
 Row = dict[str, Any]
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from ramify.errors import InputError
-from ramify.pipeline import overlap as module
-from ramify.pipeline.overlap import Sketch, overlap
-from ramify.pipeline.overlap_kernels import lower_signatures, pairs_of_sets
-from ramify.pipeline.tables import OVERLAP
+from ramify.pipeline.passes.table_files import OVERLAP
+from ramify.pipeline.tables import overlap as module
+from ramify.pipeline.tables.overlap import Sketch, overlap
+from ramify.pipeline.tables.overlap_kernels import lower_signatures, pairs_of_sets
 
 Pair = tuple[object, ...]
 

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.errors import InputError
-from ramify.pipeline.panes import UNKNOWN, Facts, PaneStore
-from ramify.pipeline.tables import QUARANTINE
-from ramify.planning.demand import Demand
-from ramify.planning.pattern_rows import PATTERNS, class_keys
-from ramify.planning.windows import Span
+from ramify.pipeline.passes.table_files import QUARANTINE
+from ramify.pipeline.stream.panes import UNKNOWN, Facts, PaneStore
+from ramify.planning.demand.demand import Demand
+from ramify.planning.demand.pattern_rows import PATTERNS, class_keys
+from ramify.planning.demand.windows import Span
 
 PANE = 10
 ABOUT: dict[str, Any] = {
@@ -291,7 +291,9 @@ def test_a_file_that_is_gone_is_reported_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_reading_panes_needs_no_spark() -> None:
-    code = "import sys, ramify.pipeline.panes; sys.exit(any('pyspark' in name for name in sys.modules))"
+    code = (
+        "import sys, ramify.pipeline.stream.panes; sys.exit(any('pyspark' in name for name in sys.modules))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -12,27 +12,27 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from ramify.content.events import AttributeType, EventSchema
-from ramify.content.matcher import Matcher, Matches
-from ramify.content.space import Axis, Grid
-from ramify.content.sql import parse_sql
+from ramify.content.events.events import AttributeType, EventSchema
+from ramify.content.filters.space import Axis, Grid
+from ramify.content.filters.sql import parse_sql
+from ramify.content.matching.matcher import Matcher, Matches
 from ramify.errors import InputError, SchemaError, SparkError
-from ramify.network.overlay import Overlay
-from ramify.network.specs import overlay_from
-from ramify.pipeline import passes
-from ramify.pipeline.files import Files
-from ramify.pipeline.generated import Generated
+from ramify.network.graphs.overlay import Overlay
+from ramify.network.graphs.specs import overlay_from
 from ramify.pipeline.jobs import write_demand
-from ramify.pipeline.overlap import overlap
-from ramify.pipeline.passes import Kind, Totals, reckon, reckoned
-from ramify.pipeline.sources import Chunk, Reject, Rows, Source
-from ramify.pipeline.tables import TABLES, read_table, read_windows
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.pattern_rows import PATTERNS
-from ramify.planning.splits import Split
-from ramify.planning.tally import Counting, Tally
-from ramify.planning.windows import Windows
+from ramify.pipeline.passes import passes
+from ramify.pipeline.passes.files import Files
+from ramify.pipeline.passes.generated import Generated
+from ramify.pipeline.passes.passes import Kind, Totals, reckon, reckoned
+from ramify.pipeline.passes.sources import Chunk, Reject, Rows, Source
+from ramify.pipeline.passes.table_files import TABLES, read_table, read_windows
+from ramify.pipeline.tables.overlap import overlap
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.demand.pattern_rows import PATTERNS
+from ramify.planning.demand.splits import Split
+from ramify.planning.demand.tally import Counting, Tally
+from ramify.planning.demand.windows import Windows
 from ramify.workloads.catalog import workload_from
 from ramify.workloads.workload import Workload
 

@@ -16,29 +16,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from ramify.content.events import NULLS, SIZE_BYTES
-from ramify.content.matcher import Matcher
-from ramify.content.readers import read_events
-from ramify.content.space import Axis, Grid
-from ramify.content.sql import parse_sql
+from ramify.content.events.events import NULLS, SIZE_BYTES
+from ramify.content.events.readers import read_events
+from ramify.content.filters.space import Axis, Grid
+from ramify.content.filters.sql import parse_sql
+from ramify.content.matching.matcher import Matcher
 from ramify.errors import InputError, PlanError
-from ramify.network.overlay import Overlay
-from ramify.network.specs import overlay_from
-from ramify.pipeline.files import Files
-from ramify.pipeline.passes import PARTIAL, Kind
-from ramify.pipeline.pricing import add_sums, part_rows, price_log
-from ramify.pipeline.sources import Rows
-from ramify.planning.catalog import make_plan
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.plan import Admission, Cells, Plan
-from ramify.planning.plan_files import decode_plan, encode_plan
-from ramify.planning.pricing import Price, Volume, price, priced
-from ramify.planning.problem import Problem
-from ramify.planning.splits import Split
-from ramify.planning.sums import Sums
-from ramify.planning.tally import Counting, PatternTally, Tally, tally
-from ramify.planning.yardstick import DestinationSets, SetYardstick
+from ramify.network.graphs.overlay import Overlay
+from ramify.network.graphs.specs import overlay_from
+from ramify.pipeline.passes.files import Files
+from ramify.pipeline.passes.passes import PARTIAL, Kind
+from ramify.pipeline.passes.pricing import add_sums, part_rows, price_log
+from ramify.pipeline.passes.sources import Rows
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.demand.splits import Split
+from ramify.planning.demand.tally import Counting, PatternTally, Tally, tally
+from ramify.planning.plans.files import decode_plan, encode_plan
+from ramify.planning.plans.plan import Admission, Cells, Plan
+from ramify.planning.plans.problem import Problem
+from ramify.planning.pricing.bound import DestinationSets, SetYardstick
+from ramify.planning.pricing.price import Price, Volume, price, priced
+from ramify.planning.pricing.sums import Sums
+from ramify.planning.schemes.catalog import make_plan
 from ramify.workloads.catalog import workload_from
 from ramify.workloads.workload import Workload
 from worlds import World, plans, worlds

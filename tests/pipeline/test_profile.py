@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from ramify.content.events import AttributeType, Event, EventSchema, events_to_batch
+from ramify.content.events.events import AttributeType, Event, EventSchema, events_to_batch
 from ramify.errors import InputError
-from ramify.pipeline.profile import profile
-from ramify.pipeline.sources import Rows
-from ramify.pipeline.tables import PROFILE
+from ramify.pipeline.passes.sources import Rows
+from ramify.pipeline.passes.table_files import PROFILE
+from ramify.pipeline.tables.profile import profile
 
 SCHEMA = EventSchema(
     {

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from ramify.content.events import Event, EventSchema, batch_to_events, events_to_batch
+from ramify.content.events.events import Event, EventSchema, batch_to_events, events_to_batch
 from ramify.errors import InputError
-from ramify.pipeline.samples import FORMAT, SampleDataSource, SampleLog, SampleStream
-from ramify.pipeline.tables import spark_schema
+from ramify.pipeline.passes.table_files import spark_schema
+from ramify.pipeline.stream.samples import FORMAT, SampleDataSource, SampleLog, SampleStream
 
 SCHEMA = EventSchema.from_json('{"a.b": "int64", "tags": "array<string>"}')
 

@@ -7,8 +7,8 @@ from demands import Row, demand_frame, random_rows, sorted_rows
 from pyspark.sql import SparkSession
 
 from ramify.errors import InputError
-from ramify.pipeline.selectivity import class_sums, compressed_rows, selectivity
-from ramify.pipeline.tables import SELECTIVITY
+from ramify.pipeline.passes.table_files import SELECTIVITY
+from ramify.pipeline.tables.selectivity import class_sums, compressed_rows, selectivity
 
 MINUTE_US = 60_000_000
 
@@ -92,7 +92,7 @@ def test_all_events_are_counted_beside_the_classes_and_patterns_too(spark: Spark
 
 
 def test_sums_passed_on_early_add_up_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ramify.pipeline import selectivity as module
+    from ramify.pipeline.tables import selectivity as module
 
     rows = random_rows(4, 60, 5)
     batches = [

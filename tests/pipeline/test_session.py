@@ -21,10 +21,10 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from ramify.errors import FilterError, InputError, SparkError
-from ramify.pipeline import java as java_module
-from ramify.pipeline import jvm, session
-from ramify.pipeline.java import find_java, parse_version
-from ramify.pipeline.session import doing, is_connect, job_failed, spark_session, task_slots
+from ramify.pipeline.session import java as java_module
+from ramify.pipeline.session import jvm, session
+from ramify.pipeline.session.java import find_java, parse_version
+from ramify.pipeline.session.session import doing, is_connect, job_failed, spark_session, task_slots
 
 # ---- Java ----
 
@@ -185,7 +185,7 @@ def test_another_form_of_url_is_refused_with_the_allowed_ones_and_without_the_to
 
 UNREACHABLE = """
 from ramify.errors import SparkError
-from ramify.pipeline.session import spark_session
+from ramify.pipeline.session.session import spark_session
 for url in ("spark://127.0.0.1:1", "spark://127.0.0.1:1,127.0.0.1:2", "sc://127.0.0.1:1/;token=abc"):
     try:
         with spark_session(url):
@@ -235,7 +235,7 @@ import json, os, sys
 from pathlib import Path
 from pyspark import SparkContext
 from ramify.errors import SparkError
-from ramify.pipeline.session import doing, spark_session
+from ramify.pipeline.session.session import doing, spark_session
 scratch = Path(sys.argv[1])
 before, facts = dict(os.environ), {}
 quick = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1", "spark.ramify.odd": "a\\\\b: c=#d é"}

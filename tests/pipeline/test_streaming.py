@@ -21,20 +21,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from ramify.content.events import AttributeType, Event, EventSchema, events_to_batch
-from ramify.content.subscriptions import Subscription
+from ramify.content.events.events import AttributeType, Event, EventSchema, events_to_batch
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, SparkError
-from ramify.pipeline.files import Files
-from ramify.pipeline.panes import UNKNOWN, Facts, PaneStore
-from ramify.pipeline.passes import reckon, reckoned
-from ramify.pipeline.samples import SampleLog, live_samples
-from ramify.pipeline.sources import Rows
-from ramify.pipeline.streaming import PaneJob, finish, follow, landed, sift
-from ramify.planning.classes import Classes
-from ramify.planning.pattern_rows import PATTERNS
-from ramify.planning.splits import Split
-from ramify.planning.tally import Counting
-from ramify.planning.windows import Windows
+from ramify.pipeline.passes.files import Files
+from ramify.pipeline.passes.passes import reckon, reckoned
+from ramify.pipeline.passes.sources import Rows
+from ramify.pipeline.stream.panes import UNKNOWN, Facts, PaneStore
+from ramify.pipeline.stream.samples import SampleLog, live_samples
+from ramify.pipeline.stream.streaming import PaneJob, finish, follow, landed, sift
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.pattern_rows import PATTERNS
+from ramify.planning.demand.splits import Split
+from ramify.planning.demand.tally import Counting
+from ramify.planning.demand.windows import Windows
 
 
 def us(event: Event) -> int | None:

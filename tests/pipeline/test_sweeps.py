@@ -278,7 +278,7 @@ def patient(trial):
 DRIVER = """
 import sys
 from pathlib import Path
-from ramify.pipeline.session import spark_session
+from ramify.pipeline.session.session import spark_session
 from ramify.pipeline.sweeps import grid, sweep
 from trialbook import patient
 

@@ -1,8 +1,8 @@
 from demands import Row, demand_frame, random_rows, sorted_rows
 from pyspark.sql import SparkSession
 
-from ramify.pipeline.tables import PUBLISHED, TRAFFIC
-from ramify.pipeline.traffic import published, traffic
+from ramify.pipeline.passes.table_files import PUBLISHED, TRAFFIC
+from ramify.pipeline.tables.traffic import published, traffic
 
 
 def oracle(rows: list[Row], hosts: list[int]) -> list[tuple[int, ...]]:

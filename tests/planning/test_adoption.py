@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.content.subscriptions import Subscription
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import PlanError
-from ramify.network.overlay import Overlay
-from ramify.overlay.simulator import Simulator
-from ramify.planning.adoption import adopt
-from ramify.planning.catalog import make_plan
-from ramify.planning.check import check, faults
-from ramify.planning.plan import Plan
-from ramify.planning.plan_files import decode_plan, encode_plan
-from ramify.planning.pricing import price
+from ramify.network.graphs.overlay import Overlay
+from ramify.overlay.routing.simulator import Simulator
+from ramify.planning.plans.adoption import adopt
+from ramify.planning.plans.check import check, faults
+from ramify.planning.plans.files import decode_plan, encode_plan
+from ramify.planning.plans.plan import Plan
+from ramify.planning.pricing.price import price
+from ramify.planning.schemes.catalog import make_plan
 from worlds import SCHEMA, World, plans, worlds
 
 

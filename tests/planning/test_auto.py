@@ -6,19 +6,19 @@ from math import inf
 import numpy as np
 import pytest
 
-from ramify.content.subscriptions import Subscription
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError
-from ramify.network.specs import overlay_from
-from ramify.planning import auto as module
-from ramify.planning.auto import UNDELIVERED, Weights, auto
-from ramify.planning.catalog import SCHEMES, make_plan
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.plan import Plan
-from ramify.planning.pricing import Price, price
-from ramify.planning.problem import Problem
-from ramify.planning.scheme import Progress, Scheme
+from ramify.network.graphs.specs import overlay_from
+from ramify.planning.choosing import weigh as module
+from ramify.planning.choosing.weigh import UNDELIVERED, Weights, auto
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.plan import Plan
+from ramify.planning.plans.problem import Problem
+from ramify.planning.pricing.price import Price, price
 from ramify.planning.schemes import baselines
+from ramify.planning.schemes.catalog import SCHEMES, make_plan
+from ramify.planning.schemes.scheme import Progress, Scheme
 from worlds import SCHEMA
 
 QUICK = ["unicast", "broadcast", "mst", "spt-best", "per-source", "explicit", "explicit-list", "hub"]

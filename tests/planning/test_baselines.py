@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.content.subscriptions import Subscription
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, OverlayError
-from ramify.network.overlay import Link, Overlay
-from ramify.network.specs import overlay_from
-from ramify.planning.catalog import MAIN, SCHEMES, make_plan, parameters, scheme_from
-from ramify.planning.check import check
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.plan import Plan
-from ramify.planning.pricing import Price, price
-from ramify.planning.problem import Problem
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.network.graphs.specs import overlay_from
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.check import check
+from ramify.planning.plans.plan import Plan
+from ramify.planning.plans.problem import Problem
+from ramify.planning.pricing.price import Price, price
+from ramify.planning.schemes.catalog import MAIN, SCHEMES, make_plan, parameters, scheme_from
 from worlds import SCHEMA, World, overlays, worlds
 
 MINE = [

@@ -8,26 +8,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.content.subscriptions import Subscription
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, PlanError
-from ramify.network.overlay import Link, Overlay
-from ramify.network.trees import Tree
-from ramify.overlay.simulator import Simulator
-from ramify.planning.adoption import adopt
-from ramify.planning.catalog import make_plan
-from ramify.planning.changes import Change, add_subscription, delete_subscription, redo, replan
-from ramify.planning.check import check
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.layout import layout_of
-from ramify.planning.plan import Cells, Everything, Plan, Pruning, Serves
-from ramify.planning.plan_files import decode_plan, encode_plan
-from ramify.planning.pricing import price
-from ramify.planning.problem import Problem
-from ramify.planning.scheme import channel, put_together
-from ramify.planning.state import routing_state
-from ramify.planning.tables import Row, broker_table, table_changes
-from ramify.planning.tally import tally
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.network.trees.trees import Tree
+from ramify.overlay.routing.simulator import Simulator
+from ramify.planning.choosing.revise import Change, add_subscription, delete_subscription, redo, replan
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.demand.tally import tally
+from ramify.planning.plans.adoption import adopt
+from ramify.planning.plans.check import check
+from ramify.planning.plans.files import decode_plan, encode_plan
+from ramify.planning.plans.layout import layout_of
+from ramify.planning.plans.plan import Cells, Everything, Plan, Pruning, Serves
+from ramify.planning.plans.problem import Problem
+from ramify.planning.plans.state import routing_state
+from ramify.planning.plans.tables import Row, broker_table, table_changes
+from ramify.planning.pricing.price import price
+from ramify.planning.schemes.catalog import make_plan
+from ramify.planning.schemes.scheme import channel, put_together
 from worlds import FILTERS, SCHEMA, World, plans, worlds
 
 FEW = settings(max_examples=30)

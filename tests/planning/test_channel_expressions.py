@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.content.subscriptions import Subscription
-from ramify.network.overlay import Link, Overlay
-from ramify.planning import walk
-from ramify.planning.channel_expressions import ChannelExpressions, expressions_of, ones
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.layout import layout_of
-from ramify.planning.plan import (
+from ramify.content.filters.subscriptions import Subscription
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.expressions import ChannelExpressions, expressions_of, ones
+from ramify.planning.plans.layout import layout_of
+from ramify.planning.plans.plan import (
     Admission,
     All,
     AnyOf,
@@ -33,8 +32,9 @@ from ramify.planning.plan import (
     Stamped,
     evaluate,
 )
-from ramify.planning.sums import sums_of
-from ramify.planning.walk import Walker
+from ramify.planning.pricing import walk
+from ramify.planning.pricing.sums import sums_of
+from ramify.planning.pricing.walk import Walker
 from worlds import SCHEMA, World, plans, worlds
 
 CLASSES = 8

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ramify.content.events import Event, events_to_batch
-from ramify.content.filters import Filter
-from ramify.content.subscriptions import Subscription
+from ramify.content.events.events import Event, events_to_batch
+from ramify.content.filters.filters import Filter
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import LimitError, PlanError
-from ramify.network.overlay import Link, Overlay
-from ramify.overlay.simulator import Simulator
-from ramify.planning.check import check, faults
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.implication import MOST_TERMS
-from ramify.planning.plan import (
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.overlay.routing.simulator import Simulator
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.check import check, faults
+from ramify.planning.plans.implication import MOST_TERMS
+from ramify.planning.plans.plan import (
     Admission,
     All,
     AnyOf,
@@ -41,8 +41,8 @@ from ramify.planning.plan import (
     Some,
     Stamped,
 )
-from ramify.planning.pricing import price
-from ramify.planning.problem import Problem
+from ramify.planning.plans.problem import Problem
+from ramify.planning.pricing.price import price
 from worlds import FILTERS, GRID, SCHEMA, World, plans, worlds
 
 # A ring v0 - v1 - v2 - v3 - v0. Class 0 at v1, class 1 at v2, class 2 at v3.

@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.content.events import AttributeType
+from ramify.content.events.events import AttributeType
 from ramify.errors import InputError, OverlayError
-from ramify.network.distances import arc_weights
-from ramify.network.examples import majumder_i2, majumder_i3
-from ramify.network.generators import line, random_overlay
-from ramify.network.overlay import Link, Overlay
-from ramify.network.steiner import Steiner, exact_cost
-from ramify.network.terminals import TerminalSets
-from ramify.network.trees import Tree, measured
-from ramify.planning.classes import Classes
-from ramify.planning.computetree import Method, TreeMaker
-from ramify.planning.demand import Demand
-from ramify.planning.problem import Problem
+from ramify.network.graphs.distances import arc_weights
+from ramify.network.graphs.examples import majumder_i2, majumder_i3
+from ramify.network.graphs.generators import line, random_overlay
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.network.trees.steiner import Steiner, exact_cost
+from ramify.network.trees.terminals import TerminalSets
+from ramify.network.trees.trees import Tree, measured
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.problem import Problem
+from ramify.planning.schemes.majumder.compute_tree import Method, TreeMaker
 
 METHODS: list[Method] = ["star", "akpw", "swap"]
 Sets = list[list[int]]

@@ -8,25 +8,25 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ramify.content.filters import EVERYTHING, NOTHING_AT_ALL, Filter
-from ramify.content.keywords import parse_keywords
-from ramify.content.pattern import parse_pattern
-from ramify.content.sql import parse_sql
-from ramify.content.subscriptions import Subscription
+from ramify.content.filters.filters import EVERYTHING, NOTHING_AT_ALL, Filter
+from ramify.content.filters.keywords import parse_keywords
+from ramify.content.filters.pattern import parse_pattern
+from ramify.content.filters.sql import parse_sql
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import LimitError
-from ramify.network.overlay import Link, Overlay
-from ramify.network.trees import minimum_spanning_tree
-from ramify.planning import covering
-from ramify.planning.changes import delete_subscription
-from ramify.planning.classes import Classes
-from ramify.planning.covering import cover_matrix, covered_state
-from ramify.planning.demand import Demand
-from ramify.planning.layout import layout_of
-from ramify.planning.plan import Plan, Pruning
-from ramify.planning.problem import Problem
-from ramify.planning.scheme import channel, put_together
-from ramify.planning.state import routing_state
-from ramify.planning.tables import Row, broker_table
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.network.trees.trees import minimum_spanning_tree
+from ramify.planning.choosing.revise import delete_subscription
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans import covering
+from ramify.planning.plans.covering import cover_matrix, covered_state
+from ramify.planning.plans.layout import layout_of
+from ramify.planning.plans.plan import Plan, Pruning
+from ramify.planning.plans.problem import Problem
+from ramify.planning.plans.state import routing_state
+from ramify.planning.plans.tables import Row, broker_table
+from ramify.planning.schemes.scheme import channel, put_together
 from worlds import GRID, SCHEMA, plans, worlds
 
 NUMBERS = st.integers(0, 4)

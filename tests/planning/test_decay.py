@@ -11,21 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.content.events import Event, events_to_batch
-from ramify.content.subscriptions import Subscription
+from ramify.content.events.events import Event, events_to_batch
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError
-from ramify.network.generators import line
-from ramify.overlay.replanning import Job, Made, _demand_in, _demand_out, _part, make_plans
-from ramify.planning.catalog import make_plan
-from ramify.planning.classes import Classes
-from ramify.planning.decay import MOST_HALF_LIVES, Decay, checked_half_life, pane_for
-from ramify.planning.demand import Demand
-from ramify.planning.pattern_arrays import NO_PANE
-from ramify.planning.plan_files import encode_plan
-from ramify.planning.pricing import price
-from ramify.planning.problem import Problem
-from ramify.planning.splits import Split
-from ramify.planning.tally import Counting, Tally, tally
+from ramify.network.graphs.generators import line
+from ramify.overlay.control.replan import Job, Made, _demand_in, _demand_out, _part, make_plans
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.decay import MOST_HALF_LIVES, Decay, checked_half_life, pane_for
+from ramify.planning.demand.demand import Demand
+from ramify.planning.demand.pattern_arrays import NO_PANE
+from ramify.planning.demand.splits import Split
+from ramify.planning.demand.tally import Counting, Tally, tally
+from ramify.planning.plans.files import encode_plan
+from ramify.planning.plans.problem import Problem
+from ramify.planning.pricing.price import price
+from ramify.planning.schemes.catalog import make_plan
 from worlds import GRID, SCHEMA, World, worlds
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.content.events import Event, events_to_batch
-from ramify.content.subscriptions import Subscription
+from ramify.content.events.events import Event, events_to_batch
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, OverlayError
-from ramify.network.generators import line
-from ramify.planning.classes import Classes
-from ramify.planning.demand import MAX_TAGS, Demand
-from ramify.planning.splits import Split
-from ramify.planning.tally import Tally, tally
-from ramify.planning.windows import NOBODY
+from ramify.network.graphs.generators import line
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import MAX_TAGS, Demand
+from ramify.planning.demand.splits import Split
+from ramify.planning.demand.tally import Tally, tally
+from ramify.planning.demand.windows import NOBODY
 from worlds import GRID, SCHEMA, World, worlds
 
 Key = tuple[int, int, int, int, tuple[int, ...]]

@@ -7,18 +7,18 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.content.subscriptions import Subscription
-from ramify.network.overlay import Link, Overlay
-from ramify.network.trees import Tree
-from ramify.planning.changes import add_subscription, delete_subscription
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.diff import ChannelDiff, Move, PlanDiff, diff
-from ramify.planning.plan import All, Channel, Entry, Holds, Match, Not, Plan, Pruning, Serves
-from ramify.planning.plan_files import decode_plan, encode_plan
-from ramify.planning.pricing import price
-from ramify.planning.problem import Problem
-from ramify.planning.scheme import channel, put_together
+from ramify.content.filters.subscriptions import Subscription
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.network.trees.trees import Tree
+from ramify.planning.choosing.diff import ChannelDiff, Move, PlanDiff, diff
+from ramify.planning.choosing.revise import add_subscription, delete_subscription
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.files import decode_plan, encode_plan
+from ramify.planning.plans.plan import All, Channel, Entry, Holds, Match, Not, Plan, Pruning, Serves
+from ramify.planning.plans.problem import Problem
+from ramify.planning.pricing.price import price
+from ramify.planning.schemes.scheme import channel, put_together
 from worlds import SCHEMA, World, plans, worlds
 
 ROWS = [Subscription(f"s{i}", f"c{i}", "abc"[i], sql=f"x = {i}") for i in range(3)]

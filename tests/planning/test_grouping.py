@@ -8,20 +8,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.content.events import AttributeType
-from ramify.content.subscriptions import Subscription
+from ramify.content.events.events import AttributeType
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, LimitError
-from ramify.network.generators import line, random_overlay, ring
-from ramify.network.overlay import Link, Overlay
-from ramify.network.trees import measured, minimum_spanning_tree, tree_lengths
-from ramify.planning import grouping
-from ramify.planning.classes import Classes
-from ramify.planning.computetree import TreeMaker
-from ramify.planning.demand import Demand
-from ramify.planning.grouping import Group, Ledger, agglomerate, alike, merge_by_gain, merge_free
-from ramify.planning.grouping_kernels import distances_on_tree
-from ramify.planning.problem import Problem
-from ramify.planning.scheme import silent
+from ramify.network.graphs.generators import line, random_overlay, ring
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.network.trees.trees import measured, minimum_spanning_tree, tree_lengths
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.problem import Problem
+from ramify.planning.schemes.majumder import grouping
+from ramify.planning.schemes.majumder.compute_tree import TreeMaker
+from ramify.planning.schemes.majumder.grouping import (
+    Group,
+    Ledger,
+    agglomerate,
+    alike,
+    merge_by_gain,
+    merge_free,
+)
+from ramify.planning.schemes.majumder.grouping_kernels import distances_on_tree
+from ramify.planning.schemes.scheme import silent
 
 SCHEMA = {"keywords": AttributeType.STRINGS}
 Patterns = list[tuple[int, list[int], int, int]]

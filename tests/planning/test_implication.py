@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.errors import LimitError
-from ramify.planning import implication
-from ramify.planning.channel_expressions import ChannelExpressions
-from ramify.planning.implication import FEW_TERMS, MOST_TERMS, Implication, _fold
-from ramify.planning.plan import All, Expression, Match, Not, Some, evaluate
-from ramify.planning.semcast.expressions import common, hierarchy, noise
+from ramify.planning.plans import implication
+from ramify.planning.plans.expressions import ChannelExpressions
+from ramify.planning.plans.implication import FEW_TERMS, MOST_TERMS, Implication, _fold
+from ramify.planning.plans.plan import All, Expression, Match, Not, Some, evaluate
+from ramify.planning.schemes.semcast.expressions import common, hierarchy, noise
 
 terms = st.lists(st.integers(0, 4), max_size=3).map(lambda ids: Match(tuple(ids)))
 expressions = st.recursive(

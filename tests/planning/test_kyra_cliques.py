@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.errors import InputError
-from ramify.planning.kyra.cliques import cliques_of, default_distance, medoid
+from ramify.planning.schemes.kyra.cliques import cliques_of, default_distance, medoid
 
 
 @st.composite

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.content.space import Axis, Grid
-from ramify.overlay.replanning import Job, Made, make_plans
-from ramify.planning.catalog import make_plan
-from ramify.planning.check import check
-from ramify.planning.diff import diff
-from ramify.planning.kyra.drift import Drift, clique_imbalance, drift, overlaid, proxies_of
-from ramify.planning.kyra.loads import cell_loads
-from ramify.planning.plan import Cells, Plan
-from ramify.planning.plan_files import decode_plan, encode_plan
-from ramify.planning.problem import Problem
-from ramify.planning.tally import tally
+from ramify.content.filters.space import Axis, Grid
+from ramify.overlay.control.replan import Job, Made, make_plans
+from ramify.planning.choosing.diff import diff
+from ramify.planning.demand.tally import tally
+from ramify.planning.plans.check import check
+from ramify.planning.plans.files import decode_plan, encode_plan
+from ramify.planning.plans.plan import Cells, Plan
+from ramify.planning.plans.problem import Problem
+from ramify.planning.schemes.catalog import make_plan
+from ramify.planning.schemes.kyra.drift import Drift, clique_imbalance, drift, overlaid, proxies_of
+from ramify.planning.schemes.shared.cell_loads import cell_loads
 from worlds import GRID, World, worlds
 
 FINER = Grid((Axis("x", (1, 3, 5, 6)),))
@@ -231,10 +231,10 @@ def test_a_re_plan_says_how_many_subscriptions_move(shifting: tuple[Problem, Pro
 @pytest.fixture(scope="module")
 def shifting() -> tuple[Problem, Problem]:
     """Six brokers in a clique; events spread evenly, then nearly all at the low end."""
-    from ramify.content.events import AttributeType, Event, EventSchema, events_to_batch
-    from ramify.content.subscriptions import Subscription
-    from ramify.network.generators import full_mesh
-    from ramify.planning.classes import Classes
+    from ramify.content.events.events import AttributeType, Event, EventSchema, events_to_batch
+    from ramify.content.filters.subscriptions import Subscription
+    from ramify.network.graphs.generators import full_mesh
+    from ramify.planning.demand.classes import Classes
 
     overlay = full_mesh(6)
     names = overlay.brokers
@@ -260,6 +260,6 @@ def shifting() -> tuple[Problem, Problem]:
 
 def on_grid_of(problem: Problem, grid: Grid) -> Problem:
     """The problem with no event counted, on another grid."""
-    from ramify.planning.demand import Demand
+    from ramify.planning.demand.demand import Demand
 
     return replace(problem, demand=Demand.of([]), grid=grid)

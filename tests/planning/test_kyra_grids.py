@@ -9,24 +9,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.content.events import AttributeType
-from ramify.content.subscriptions import Subscription
+from ramify.content.events.events import AttributeType
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError
-from ramify.network.generators import line
-from ramify.network.specs import overlay_from
-from ramify.overlay.replanning import Job, Made, grid_of, make_plans
-from ramify.planning.catalog import make_plan
-from ramify.planning.check import check
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.kyra.grids import MOST_CELLS, grid_for
-from ramify.planning.plan import Cells, Plan
-from ramify.planning.plan_files import write_plan
-from ramify.planning.problem import Problem
-from ramify.planning.splits import Split
-from ramify.planning.study import SHARES, compare, grid_for_schemes, prepare
-from ramify.planning.study import grid_of as study_grid
-from ramify.planning.tally import Tally, tally
+from ramify.network.graphs.generators import line
+from ramify.network.graphs.specs import overlay_from
+from ramify.overlay.control.replan import Job, Made, grid_of, make_plans
+from ramify.planning.choosing.study import SHARES, compare, grid_for_schemes, prepare
+from ramify.planning.choosing.study import grid_of as study_grid
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.demand.splits import Split
+from ramify.planning.demand.tally import Tally, tally
+from ramify.planning.plans.check import check
+from ramify.planning.plans.files import write_plan
+from ramify.planning.plans.plan import Cells, Plan
+from ramify.planning.plans.problem import Problem
+from ramify.planning.schemes.catalog import make_plan
+from ramify.planning.schemes.shared.grids import MOST_CELLS, grid_for
 from ramify.workloads.catalog import workload_from
 from worlds import World, worlds
 

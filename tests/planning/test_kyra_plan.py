@@ -10,28 +10,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.content.events import AttributeType, Event, EventSchema, events_to_batch
-from ramify.content.space import Axis, Grid
-from ramify.content.subscriptions import Subscription
+from ramify.content.events.events import AttributeType, Event, EventSchema, events_to_batch
+from ramify.content.filters.space import Axis, Grid
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError
-from ramify.network.examples import kyra_figure_4
-from ramify.network.generators import full_mesh
-from ramify.network.overlay import Link, Overlay
-from ramify.network.transit_stub import kyra
-from ramify.network.trees import Tree
-from ramify.overlay.simulator import Simulator
-from ramify.planning.catalog import make_plan
-from ramify.planning.check import check
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.kyra.drift import proxies_of
-from ramify.planning.kyra.grids import grid_for
-from ramify.planning.kyra.loads import counted_grid
-from ramify.planning.kyra.measures import measures, stored_parts
-from ramify.planning.plan import Cells, Everything, Plan, Pruning
-from ramify.planning.pricing import price
-from ramify.planning.problem import Problem
-from ramify.planning.tally import tally
+from ramify.network.graphs.examples import kyra_figure_4
+from ramify.network.graphs.generators import full_mesh
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.network.graphs.transit_stub import kyra
+from ramify.network.trees.trees import Tree
+from ramify.overlay.routing.simulator import Simulator
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.demand.tally import tally
+from ramify.planning.plans.check import check
+from ramify.planning.plans.plan import Cells, Everything, Plan, Pruning
+from ramify.planning.plans.problem import Problem
+from ramify.planning.pricing.measures import measures, stored_parts
+from ramify.planning.pricing.price import price
+from ramify.planning.schemes.catalog import make_plan
+from ramify.planning.schemes.kyra.drift import proxies_of
+from ramify.planning.schemes.shared.cell_loads import counted_grid
+from ramify.planning.schemes.shared.grids import grid_for
 from ramify.workloads.catalog import workload_from
 from worlds import GRID, World, worlds
 

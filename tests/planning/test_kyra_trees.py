@@ -7,15 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.network.distances import all_pairs
-from ramify.network.generators import full_mesh, line
-from ramify.network.overlay import Overlay
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.kyra.rings import fingers, ring_steps, without_loops
-from ramify.planning.kyra.trees import joined_tree, nearest_on, spanning_links, whole_tree
-from ramify.planning.kyra.ways import Ways
-from ramify.planning.problem import Problem
+from ramify.network.graphs.distances import all_pairs
+from ramify.network.graphs.generators import full_mesh, line
+from ramify.network.graphs.overlay import Overlay
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.problem import Problem
+from ramify.planning.schemes.shared.rings import fingers, ring_steps, without_loops
+from ramify.planning.schemes.shared.shortest_trees import (
+    joined_tree,
+    nearest_on,
+    spanning_links,
+    whole_tree,
+)
+from ramify.planning.schemes.shared.ways import Ways
 from worlds import overlays
 
 

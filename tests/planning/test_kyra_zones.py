@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.network.generators import line, star
-from ramify.network.trees import minimum_spanning_tree
-from ramify.planning.kyra.loads import PAPER_ALPHA, cell_loads, fit_alpha, touched_cells
-from ramify.planning.kyra.zones import imbalance, split_line, zones_of
+from ramify.network.graphs.generators import line, star
+from ramify.network.trees.trees import minimum_spanning_tree
+from ramify.planning.schemes.kyra.zones import imbalance, split_line, zones_of
+from ramify.planning.schemes.shared.cell_loads import PAPER_ALPHA, cell_loads, fit_alpha, touched_cells
 from worlds import GRID, World, worlds
 
 loads = st.lists(

@@ -9,24 +9,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.content.events import AttributeType
-from ramify.content.subscriptions import Subscription
+from ramify.content.events.events import AttributeType
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, LimitError
-from ramify.network.examples import majumder_i3
-from ramify.network.generators import line, random_overlay, ring
-from ramify.network.overlay import Link, Overlay
-from ramify.network.specs import overlay_from
-from ramify.network.trees import Tree
-from ramify.planning.classes import Classes
-from ramify.planning.computetree import TreeMaker
-from ramify.planning.demand import Demand
-from ramify.planning.grouping import Ledger, agglomerate
-from ramify.planning.plan import AnyOf, Plan, Pruning
-from ramify.planning.pricing import price
-from ramify.planning.problem import Problem
-from ramify.planning.scheme import silent
-from ramify.planning.schemes import baselines, hybrid, mult, mult2, single
-from ramify.planning.tally import tally
+from ramify.network.graphs.examples import majumder_i3
+from ramify.network.graphs.generators import line, random_overlay, ring
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.network.graphs.specs import overlay_from
+from ramify.network.trees.trees import Tree
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.demand.tally import tally
+from ramify.planning.plans.plan import AnyOf, Plan, Pruning
+from ramify.planning.plans.problem import Problem
+from ramify.planning.pricing.price import price
+from ramify.planning.schemes import baselines
+from ramify.planning.schemes.majumder import hybrid, mult, mult2, single
+from ramify.planning.schemes.majumder.compute_tree import TreeMaker
+from ramify.planning.schemes.majumder.grouping import Ledger, agglomerate
+from ramify.planning.schemes.scheme import silent
 from ramify.workloads.catalog import workload_from
 
 SCHEMA = {"keywords": AttributeType.STRINGS}

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.errors import LimitError, OverlayError
-from ramify.network.overlay import Overlay
-from ramify.network.specs import overlay_from
-from ramify.network.trees import shortest_path_tree
-from ramify.planning.catalog import make_plan
-from ramify.planning.check import faults
-from ramify.planning.matchmaking.marking import Marking, closure, mark, mark_trees, weigh
-from ramify.planning.matchmaking.trees import MatchTrees
-from ramify.planning.plan_files import decode_plan, encode_plan
+from ramify.network.graphs.overlay import Overlay
+from ramify.network.graphs.specs import overlay_from
+from ramify.network.trees.trees import shortest_path_tree
+from ramify.overlay.matchmaking.marking import Marking, closure, mark, mark_trees, weigh
+from ramify.overlay.matchmaking.trees import MatchTrees
+from ramify.planning.plans.check import faults
+from ramify.planning.plans.files import decode_plan, encode_plan
+from ramify.planning.schemes.catalog import make_plan
 from worlds import World, worlds
 
 Link = tuple[int, int]

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.errors import InputError
-from ramify.overlay.simulator import Simulator
-from ramify.planning.catalog import make_plan
-from ramify.planning.kyra.groups import expected_waste, forgy
-from ramify.planning.plan import Cells, Pruning
+from ramify.overlay.routing.simulator import Simulator
+from ramify.planning.plans.plan import Cells, Pruning
+from ramify.planning.schemes.catalog import make_plan
+from ramify.planning.schemes.kyra.groups import expected_waste, forgy
 from worlds import GRID, World, worlds
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from test_pricing import planned_over_routers
 
-from ramify.network.distances import all_pairs
-from ramify.network.underlay import Underlay
-from ramify.planning.yardstick import Yardstick, steiner_costs
+from ramify.network.graphs.distances import all_pairs
+from ramify.network.graphs.underlay import Underlay
+from ramify.planning.pricing.bound import Yardstick, steiner_costs
 from worlds import World, worlds
 
 
@@ -104,11 +104,11 @@ def test_ideal_multicast_and_opt_are_counted_on_routers(case: tuple[World, objec
 @pytest.mark.parametrize("count", [3, 4, 7])
 def test_a_router_that_branches_is_cheaper_than_links_between_brokers(count: int) -> None:
     """A star of routers: the tree over links pays the hub's arms several times."""
-    from ramify.content.subscriptions import Subscription
-    from ramify.network.generators import full_mesh
-    from ramify.planning.classes import Classes
-    from ramify.planning.demand import Demand
-    from ramify.planning.problem import Problem
+    from ramify.content.filters.subscriptions import Subscription
+    from ramify.network.graphs.generators import full_mesh
+    from ramify.planning.demand.classes import Classes
+    from ramify.planning.demand.demand import Demand
+    from ramify.planning.plans.problem import Problem
 
     mesh = full_mesh(count)
     ends = [(0, i + 1) for i in range(count)]

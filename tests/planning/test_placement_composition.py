@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.content.events import Event
-from ramify.content.subscriptions import Subscription
+from ramify.content.events.events import Event
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, OverlayError
-from ramify.network.overlay import Link, Overlay
-from ramify.planning.catalog import make_plan
-from ramify.planning.demand import Demand
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.planning.demand.demand import Demand
+from ramify.planning.demand.tally import tally
 from ramify.planning.placement.composition import access_money, placed, placement_problem
 from ramify.planning.placement.local_search import local_search
-from ramify.planning.pricing import price
-from ramify.planning.problem import Problem
-from ramify.planning.tally import tally
+from ramify.planning.plans.problem import Problem
+from ramify.planning.pricing.price import price
+from ramify.planning.schemes.catalog import make_plan
 from worlds import GRID, SCHEMA, World, worlds
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.errors import InputError, LimitError
-from ramify.network.overlay import Overlay
-from ramify.network.specs import overlay_from
+from ramify.network.graphs.overlay import Overlay
+from ramify.network.graphs.specs import overlay_from
 from ramify.planning.placement.core import Routing, assess
 from ramify.planning.placement.heuristics import clustering, greedy, mixing, mixing_weights
 from ramify.planning.placement.model import MOST_PAIRS, PlacementProblem, core_from_prices

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ramify.compiled import compiled
 from ramify.errors import InputError, LimitError, PlacementError
-from ramify.network.distances import arc_weights
-from ramify.network.steiner import exact_cost
+from ramify.network.graphs.distances import arc_weights
+from ramify.network.trees.steiner import exact_cost
 from ramify.planning.placement.capacity import require_room
 from ramify.planning.placement.core import Routing, assess, given_of, state_of, trees_of
 from ramify.planning.placement.exact import exact_placement

@@ -7,21 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ramify.content.events import AttributeType, Event, events_to_batch
-from ramify.content.subscriptions import Subscription
+from ramify.content.events.events import AttributeType, Event, events_to_batch
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, LimitError, PlacementError
-from ramify.network.specs import overlay_from
-from ramify.planning.access import access_cost
-from ramify.planning.catalog import make_plan
-from ramify.planning.check import check
-from ramify.planning.classes import Classes
-from ramify.planning.kyra.grids import grid_for
-from ramify.planning.placement.studies import ALGORITHMS, place_study, read_access, read_capacity
-from ramify.planning.pricing import price
+from ramify.network.graphs.specs import overlay_from
+from ramify.planning.choosing.placements import ALGORITHMS, place_study, read_access, read_capacity
+from ramify.planning.choosing.study import SHARES, Study, compare, prepare
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.splits import Split
+from ramify.planning.demand.tally import Tally
+from ramify.planning.plans.check import check
+from ramify.planning.pricing.access import access_cost
+from ramify.planning.pricing.price import price
 from ramify.planning.schemes import zhao_wu
-from ramify.planning.splits import Split
-from ramify.planning.study import SHARES, Study, compare, prepare
-from ramify.planning.tally import Tally
+from ramify.planning.schemes.catalog import make_plan
+from ramify.planning.schemes.shared.grids import grid_for
 from ramify.workloads.catalog import workload_from
 
 

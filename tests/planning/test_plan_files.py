@@ -12,12 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.content.space import Axis, Grid
-from ramify.content.subscriptions import Subscription
+from ramify.content.filters.space import Axis, Grid
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, PlanError
-from ramify.network.overlay import Link, Overlay
-from ramify.planning.classes import Classes
-from ramify.planning.plan import (
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.planning.demand.classes import Classes
+from ramify.planning.plans.files import SCHEMA as FILE_SCHEMA
+from ramify.planning.plans.files import decode_plan, encode_plan, read_plan, write_plan
+from ramify.planning.plans.plan import (
     Admission,
     All,
     Cells,
@@ -34,9 +36,7 @@ from ramify.planning.plan import (
     Some,
     Stamped,
 )
-from ramify.planning.plan_files import SCHEMA as FILE_SCHEMA
-from ramify.planning.plan_files import decode_plan, encode_plan, read_plan, write_plan
-from ramify.planning.pricing import price
+from ramify.planning.pricing.price import price
 from worlds import GRID, SCHEMA, World, plans, worlds
 
 

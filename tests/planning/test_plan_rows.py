@@ -1,7 +1,7 @@
 """One plan by hand for every row of the table of schemes: what it costs and does, counted on paper.
 
 Every plan is priced and simulated; both must agree with each other and with the numbers here. Header bytes
-are those of `ramify.overlay.headers`: TREE and NOTE 4, LEG 5 and one per channel, COPY 5, LIST 5 and one
+are those of `overlay.routing.headers`: TREE and NOTE 4, LEG 5 and one per channel, COPY 5, LIST 5 and one
 per destination, CARRIED 4 and its tree; a label adds 2.
 """
 
@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from ramify.content.space import Axis, Grid
-from ramify.content.subscriptions import Subscription
-from ramify.network.examples import kyra_figure_4
-from ramify.network.generators import star
-from ramify.network.overlay import Link, Overlay
-from ramify.overlay.headers import Kind
-from ramify.overlay.simulator import Simulated, Simulator, Step
-from ramify.planning.check import faults
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.plan import (
+from ramify.content.filters.space import Axis, Grid
+from ramify.content.filters.subscriptions import Subscription
+from ramify.network.graphs.examples import kyra_figure_4
+from ramify.network.graphs.generators import star
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.overlay.routing.headers import Kind
+from ramify.overlay.routing.simulator import Simulated, Simulator, Step
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.check import faults
+from ramify.planning.plans.plan import (
     Admission,
     All,
     AnyOf,
@@ -40,8 +40,8 @@ from ramify.planning.plan import (
     Some,
     Stamped,
 )
-from ramify.planning.pricing import Price, price
-from ramify.planning.problem import Problem
+from ramify.planning.plans.problem import Problem
+from ramify.planning.pricing.price import Price, price
 from worlds import SCHEMA
 
 GB = 10**9

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from ramify.content.events import AttributeType
-from ramify.content.subscriptions import Subscription
+from ramify.content.events.events import AttributeType
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError
-from ramify.network.overlay import Link, Overlay, Site
-from ramify.network.trees import Tree
-from ramify.planning.catalog import make_plan
-from ramify.planning.classes import Classes
-from ramify.planning.constraints import Broken, Residency, Rules, broken, read_rules
-from ramify.planning.demand import Demand
-from ramify.planning.plan import Plan
-from ramify.planning.pricing import Price, price
-from ramify.planning.problem import Problem
-from ramify.planning.scheme import channel, put_together
-from ramify.planning.tally import tally
+from ramify.network.graphs.overlay import Link, Overlay, Site
+from ramify.network.trees.trees import Tree
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.demand.tally import tally
+from ramify.planning.plans.plan import Plan
+from ramify.planning.plans.problem import Problem
+from ramify.planning.pricing.price import Price, price
+from ramify.planning.pricing.rules import Broken, Residency, Rules, broken, read_rules
+from ramify.planning.schemes.catalog import make_plan
+from ramify.planning.schemes.scheme import channel, put_together
 from worlds import SCHEMA, World, worlds
 
 SITES = {

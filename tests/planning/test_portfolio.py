@@ -9,25 +9,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.content.subscriptions import Subscription
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError
-from ramify.network.examples import majumder_i3
-from ramify.network.overlay import Overlay
-from ramify.network.specs import overlay_from
-from ramify.network.swaps import improve
-from ramify.network.terminals import TerminalSets
-from ramify.network.trees import Tree
-from ramify.planning.catalog import make_plan
-from ramify.planning.check import check
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.plan import Plan, Stamped
-from ramify.planning.pricing import price
-from ramify.planning.problem import Problem
+from ramify.network.graphs.examples import majumder_i3
+from ramify.network.graphs.overlay import Overlay
+from ramify.network.graphs.specs import overlay_from
+from ramify.network.trees.swaps import improve
+from ramify.network.trees.terminals import TerminalSets
+from ramify.network.trees.trees import Tree
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.demand.splits import Split
+from ramify.planning.demand.tally import Tally
+from ramify.planning.plans.check import check
+from ramify.planning.plans.plan import Plan, Stamped
+from ramify.planning.plans.problem import Problem
+from ramify.planning.pricing.price import price
 from ramify.planning.schemes import portfolio
+from ramify.planning.schemes.catalog import make_plan
 from ramify.planning.schemes.portfolio import PortfolioParams
-from ramify.planning.splits import Split
-from ramify.planning.tally import Tally
 from ramify.workloads.catalog import workload_from
 from worlds import SCHEMA, World, worlds
 

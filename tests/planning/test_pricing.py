@@ -13,16 +13,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ramify.content.subscriptions import Subscription
-from ramify.network.generators import random_overlay
-from ramify.network.overlay import Link, Overlay
-from ramify.network.trees import minimum_spanning_tree
-from ramify.network.underlay import Underlay
-from ramify.overlay.simulator import Simulator, Step
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.layout import layout_of
-from ramify.planning.plan import (
+from ramify.content.filters.subscriptions import Subscription
+from ramify.network.graphs.generators import random_overlay
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.network.graphs.underlay import Underlay
+from ramify.network.trees.trees import minimum_spanning_tree
+from ramify.overlay.routing.simulator import Simulator, Step
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.layout import layout_of
+from ramify.planning.plans.plan import (
     Admission,
     AnyOf,
     Channel,
@@ -38,10 +38,10 @@ from ramify.planning.plan import (
     Serves,
     Stamped,
 )
-from ramify.planning.pricing import MONTH_SECONDS, Price, Volume, price, priced
-from ramify.planning.state import routing_state
-from ramify.planning.sums import Distribution, Spread, Sums, sums_of
-from ramify.planning.yardstick import DestinationSets, SetYardstick, Yardstick
+from ramify.planning.plans.state import routing_state
+from ramify.planning.pricing.bound import DestinationSets, SetYardstick, Yardstick
+from ramify.planning.pricing.price import MONTH_SECONDS, Price, Volume, price, priced
+from ramify.planning.pricing.sums import Distribution, Spread, Sums, sums_of
 from worlds import SCHEMA, World, plans, worlds
 
 

@@ -10,28 +10,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_semcast_membership import require_leaves_are_gateways, require_right
 
-from ramify.content.subscriptions import Subscription
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, PlanError
-from ramify.network.distances import all_pairs
-from ramify.network.overlay import Link, Overlay
-from ramify.overlay.simulator import Simulator
-from ramify.planning.auto import auto
-from ramify.planning.catalog import make_plan
-from ramify.planning.changes import add_subscription, delete_subscription, redo
-from ramify.planning.check import check, form_faults
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.diff import diff
-from ramify.planning.plan import Plan
-from ramify.planning.plan_files import decode_plan, encode_plan
-from ramify.planning.pricing import price
-from ramify.planning.problem import Problem
-from ramify.planning.schemes.semcast import SemcastParams
-from ramify.planning.semcast.lateness import TooLateError, class_ms, late_subscriptions
-from ramify.planning.semcast.legs import legs_to
-from ramify.planning.semcast.membership import joined
-from ramify.planning.semcast.messages import replayed, tree_messages
-from ramify.planning.tally import tally
+from ramify.network.graphs.distances import all_pairs
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.overlay.routing.simulator import Simulator
+from ramify.planning.choosing.diff import diff
+from ramify.planning.choosing.revise import add_subscription, delete_subscription, redo
+from ramify.planning.choosing.weigh import auto
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.demand.tally import tally
+from ramify.planning.plans.check import check, form_faults
+from ramify.planning.plans.files import decode_plan, encode_plan
+from ramify.planning.plans.lateness import TooLateError, class_ms, late_subscriptions
+from ramify.planning.plans.legs import legs_to
+from ramify.planning.plans.plan import Plan
+from ramify.planning.plans.problem import Problem
+from ramify.planning.pricing.price import price
+from ramify.planning.schemes.catalog import make_plan
+from ramify.planning.schemes.semcast.membership import joined
+from ramify.planning.schemes.semcast.messages import replayed, tree_messages
+from ramify.planning.schemes.semcast.schemes import SemcastParams
 from worlds import FILTERS, SCHEMA, World, overlays, plans, worlds
 
 BOUNDS = st.none() | st.sampled_from([1.0, 4.0, 8.0, 15.0, 40.0])

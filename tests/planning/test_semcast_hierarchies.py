@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_semcast_statistics import TABLE_1
 
-from ramify.network.distances import all_pairs
-from ramify.network.generators import line
-from ramify.planning.semcast.hierarchies import EdgeEstimate, Hierarchies, build_hierarchies
-from ramify.planning.semcast.statistics import Overlap
+from ramify.network.graphs.distances import all_pairs
+from ramify.network.graphs.generators import line
+from ramify.planning.demand.overlap import Overlap
+from ramify.planning.schemes.semcast.hierarchies import EdgeEstimate, Hierarchies, build_hierarchies
 
 RATES = [10.0, 4.0, 6.0, 9.0, 8.0, 5.0, 2.0]
 PARENTS = [-1, 3, 3, -1, 0, 3, 5]  # P1..P7 are 0..6: roots P1 and P4, P6 under P4

@@ -8,20 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_semcast_membership import require_leaves_are_gateways
 
-from ramify.content.subscriptions import Subscription
-from ramify.network.generators import line
-from ramify.network.overlay import Overlay
-from ramify.overlay.simulator import Simulator
-from ramify.planning.catalog import make_plan
-from ramify.planning.check import check
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.growth import terms
-from ramify.planning.plan import Holds, Plan, evaluate
-from ramify.planning.pricing import price
-from ramify.planning.problem import Problem
-from ramify.planning.semcast.lateness import TooLateError, late_subscriptions
-from ramify.planning.tally import tally
+from ramify.content.filters.subscriptions import Subscription
+from ramify.network.graphs.generators import line
+from ramify.network.graphs.overlay import Overlay
+from ramify.overlay.routing.simulator import Simulator
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.demand.tally import tally
+from ramify.planning.plans.check import check
+from ramify.planning.plans.growth import terms
+from ramify.planning.plans.lateness import TooLateError, late_subscriptions
+from ramify.planning.plans.plan import Holds, Plan, evaluate
+from ramify.planning.plans.problem import Problem
+from ramify.planning.pricing.price import price
+from ramify.planning.schemes.catalog import make_plan
 from worlds import SCHEMA, World, worlds
 
 SPECS = (

@@ -5,21 +5,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.content.subscriptions import Subscription
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, PlanError
-from ramify.network.generators import line
-from ramify.overlay.simulator import Simulator
-from ramify.planning.catalog import SCHEMES, make_plan
-from ramify.planning.check import check
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.plan import Holds, Match, Plan, evaluate
-from ramify.planning.plan_files import decode_plan, encode_plan
-from ramify.planning.pricing import price
-from ramify.planning.problem import Problem
-from ramify.planning.semcast.coordinators import Coordinators
-from ramify.planning.semcast.membership import joined, left, ways_for
-from ramify.planning.tally import tally
+from ramify.network.graphs.generators import line
+from ramify.overlay.routing.simulator import Simulator
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.demand.tally import tally
+from ramify.planning.plans.check import check
+from ramify.planning.plans.files import decode_plan, encode_plan
+from ramify.planning.plans.plan import Holds, Match, Plan, evaluate
+from ramify.planning.plans.problem import Problem
+from ramify.planning.pricing.price import price
+from ramify.planning.schemes.catalog import SCHEMES, make_plan
+from ramify.planning.schemes.semcast.coordinators import Coordinators
+from ramify.planning.schemes.semcast.membership import joined, left, ways_for
 from worlds import FILTERS, SCHEMA, World, worlds
 
 NAMES = ("semcast", "semcast-merge", "semcast-noisemerge", "semcast-filter", "semcast-delay")

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.network.distances import all_pairs
-from ramify.network.generators import line
-from ramify.network.overlay import Overlay
-from ramify.planning.plan import All, Expression, Match, Not, Some, evaluate
-from ramify.planning.semcast.expressions import (
+from ramify.network.graphs.distances import all_pairs
+from ramify.network.graphs.generators import line
+from ramify.network.graphs.overlay import Overlay
+from ramify.planning.demand.overlap import Statistics
+from ramify.planning.plans.plan import All, Expression, Match, Not, Some, evaluate
+from ramify.planning.schemes.semcast.expressions import (
     common,
     form,
     hierarchy,
@@ -19,9 +20,8 @@ from ramify.planning.semcast.expressions import (
     over_classes,
     terms,
 )
-from ramify.planning.semcast.hierarchies import EdgeEstimate, Hierarchies
-from ramify.planning.semcast.merging import Draft, merge_channels, merges
-from ramify.planning.semcast.statistics import Statistics
+from ramify.planning.schemes.semcast.hierarchies import EdgeEstimate, Hierarchies
+from ramify.planning.schemes.semcast.merging import Draft, merge_channels, merges
 from worlds import overlays
 
 NOISE = ("apart", "merge", "never")

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.errors import InputError
-from ramify.network.trees import Tree
-from ramify.planning.catalog import make_plan, scheme_from
-from ramify.planning.check import check
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.plan import All, Expression, Holds, Match, Not, Plan, Pruning, evaluate
-from ramify.planning.pricing import price
-from ramify.planning.problem import Problem
-from ramify.planning.schemes.semcast import SemcastParams
+from ramify.network.trees.trees import Tree
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.check import check
+from ramify.planning.plans.plan import All, Expression, Holds, Match, Not, Plan, Pruning, evaluate
+from ramify.planning.plans.problem import Problem
+from ramify.planning.pricing.price import price
+from ramify.planning.schemes.catalog import make_plan, scheme_from
+from ramify.planning.schemes.semcast.schemes import SemcastParams
 from worlds import SCHEMA, World, worlds
 
 FLOODS = ("semcast", "semcast-merge", "semcast-noisemerge", "semcast-o", "semcast-delay", "semcast-best")
@@ -109,8 +109,8 @@ def test_overlapping_profiles_get_a_common_channel_and_two_of_noise() -> None:
 
 
 def _shared_problem() -> Problem:
-    from ramify.content.subscriptions import Subscription
-    from ramify.network.generators import line
+    from ramify.content.filters.subscriptions import Subscription
+    from ramify.network.graphs.generators import line
 
     overlay = line(12, name="line")
     rows = [

@@ -8,23 +8,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.content.subscriptions import Subscription
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError
-from ramify.network.distances import all_pairs
-from ramify.network.generators import line
-from ramify.planning.catalog import make_plan
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.plan_files import encode_plan
-from ramify.planning.problem import Problem
-from ramify.planning.semcast.hierarchies import (
+from ramify.network.graphs.distances import all_pairs
+from ramify.network.graphs.generators import line
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.demand.overlap import Overlap, Profiles, SelectivityWindow, Statistics
+from ramify.planning.plans.files import encode_plan
+from ramify.planning.plans.problem import Problem
+from ramify.planning.schemes.catalog import make_plan
+from ramify.planning.schemes.semcast.hierarchies import (
     EdgeEstimate,
     build_hierarchies,
     containers,
     covering_profiles,
     parents_by_overlap,
 )
-from ramify.planning.semcast.statistics import Overlap, Profiles, SelectivityWindow, Statistics
 from worlds import SCHEMA, World, overlays, worlds
 
 TABLE_1 = [

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.errors import InputError
-from ramify.network.overlay import Link, Overlay
-from ramify.network.steiner import Steiner
-from ramify.network.trees import Tree
-from ramify.planning.semcast.joining import Network
-from ramify.planning.semcast.trees import GrowingTree, Ways, latencies
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.network.trees.steiner import Steiner
+from ramify.network.trees.trees import Tree
+from ramify.planning.schemes.semcast.join_protocol import Network
+from ramify.planning.schemes.semcast.trees import GrowingTree, Ways, latencies
 from worlds import overlays
 
 operations = st.lists(

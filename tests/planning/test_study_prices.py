@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.network.specs import overlay_from
-from ramify.planning.catalog import make_plan
-from ramify.planning.classes import Classes
-from ramify.planning.kyra.grids import grid_for
-from ramify.planning.pricing import Price, price
-from ramify.planning.splits import Split
-from ramify.planning.study import SHARES, Study, _together, compare, prepare
-from ramify.planning.tally import Tally
+from ramify.network.graphs.specs import overlay_from
+from ramify.planning.choosing.study import SHARES, Study, _together, compare, prepare
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.splits import Split
+from ramify.planning.demand.tally import Tally
+from ramify.planning.pricing.price import Price, price
+from ramify.planning.schemes.catalog import make_plan
+from ramify.planning.schemes.shared.grids import grid_for
 from ramify.workloads.catalog import workload_from
 
 SPECS = ("mst", "unicast", "explicit", "kyra", "semcast", "broadcast")

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.content.events import Event, EventSchema, events_to_batch
-from ramify.content.matcher import Matches
-from ramify.network.generators import ring
-from ramify.planning.demand import Demand
-from ramify.planning.pattern_rows import PATTERNS, class_keys, class_lists, keys_of_lists
-from ramify.planning.splits import Split
-from ramify.planning.tally import Counting, PatternTally, brokers_by_name
+from ramify.content.events.events import Event, EventSchema, events_to_batch
+from ramify.content.matching.matcher import Matches
+from ramify.network.graphs.generators import ring
+from ramify.planning.demand.demand import Demand
+from ramify.planning.demand.pattern_rows import PATTERNS, class_keys, class_lists, keys_of_lists
+from ramify.planning.demand.splits import Split
+from ramify.planning.demand.tally import Counting, PatternTally, brokers_by_name
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 PANE_US = 60_000_000

@@ -9,17 +9,17 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from ramify.content.events import EventSchema
-from ramify.content.subscriptions import Subscription
+from ramify.content.events.events import EventSchema
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import OverlayError
-from ramify.network.examples import MajumderExample, kyra_figure_4, majumder_i2, majumder_i3
-from ramify.network.overlay import Link, Overlay
-from ramify.network.trees import Tree, shortest_path_tree
-from ramify.overlay.simulator import Simulator
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.plan import Admission, AnyOf, Channel, ChannelTree, Plan, Pruning, Serves
-from ramify.planning.pricing import Price, price
+from ramify.network.graphs.examples import MajumderExample, kyra_figure_4, majumder_i2, majumder_i3
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.network.trees.trees import Tree, shortest_path_tree
+from ramify.overlay.routing.simulator import Simulator
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.plan import Admission, AnyOf, Channel, ChannelTree, Plan, Pruning, Serves
+from ramify.planning.pricing.price import Price, price
 from worlds import SCHEMA
 
 GB = 10**9

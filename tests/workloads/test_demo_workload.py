@@ -3,18 +3,18 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from ramify.content.events import batch_to_events
-from ramify.content.keywords import parse_keywords
-from ramify.content.pattern import parse_pattern
-from ramify.content.sql import parse_sql
-from ramify.network.clouds import cloud_regions
-from ramify.network.generators import ring
-from ramify.network.overlay import Link, Overlay
-from ramify.planning.catalog import make_plan
-from ramify.planning.classes import Classes
-from ramify.planning.pricing import price
-from ramify.planning.problem import Problem
-from ramify.planning.tally import tally
+from ramify.content.events.events import batch_to_events
+from ramify.content.filters.keywords import parse_keywords
+from ramify.content.filters.pattern import parse_pattern
+from ramify.content.filters.sql import parse_sql
+from ramify.network.graphs.clouds import cloud_regions
+from ramify.network.graphs.generators import ring
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.tally import tally
+from ramify.planning.plans.problem import Problem
+from ramify.planning.pricing.price import price
+from ramify.planning.schemes.catalog import make_plan
 from ramify.workloads.demo import TYPES, DemoParams, generate
 
 OVERLAY = cloud_regions()

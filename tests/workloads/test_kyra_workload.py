@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ramify.errors import InputError
-from ramify.network.distances import all_pairs
-from ramify.network.generators import euclidean_mesh, random_overlay, ring
-from ramify.network.overlay import Overlay
+from ramify.network.graphs.distances import all_pairs
+from ramify.network.graphs.generators import euclidean_mesh, random_overlay, ring
+from ramify.network.graphs.overlay import Overlay
 from ramify.workloads.kyra import DISTRIBUTIONS, KyraParams, generate, scaled_to
 from ramify.workloads.workload import Workload
 

@@ -3,12 +3,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.content.events import batch_to_events
-from ramify.content.keywords import parse_keywords
+from ramify.content.events.events import batch_to_events
+from ramify.content.filters.keywords import parse_keywords
 from ramify.errors import InputError
-from ramify.network.distances import all_pairs
-from ramify.network.generators import line, random_overlay, ring, star
-from ramify.network.transit_stub import majumder as majumder_overlay
+from ramify.network.graphs.distances import all_pairs
+from ramify.network.graphs.generators import line, random_overlay, ring, star
+from ramify.network.graphs.transit_stub import majumder as majumder_overlay
 from ramify.workloads.majumder import MajumderParams, generate
 from ramify.workloads.nearness import closest_brokers, neighbourhood_size
 

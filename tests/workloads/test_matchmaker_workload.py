@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from ramify.content.events import batch_to_events
-from ramify.content.sql import parse_sql
+from ramify.content.events.events import batch_to_events
+from ramify.content.filters.sql import parse_sql
 from ramify.errors import InputError
-from ramify.network.generators import ring
-from ramify.network.transit_stub import matchmaker as matchmaker_overlay
+from ramify.network.graphs.generators import ring
+from ramify.network.graphs.transit_stub import matchmaker as matchmaker_overlay
 from ramify.workloads.matchmaker import (
     MatchmakerParams,
     bounded_pareto_counts,

@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ramify.content.events import batch_to_events
-from ramify.content.sql import parse_sql
-from ramify.network.generators import random_overlay
-from ramify.network.transit_stub import semcast as semcast_overlay
+from ramify.content.events.events import batch_to_events
+from ramify.content.filters.sql import parse_sql
+from ramify.network.graphs.generators import random_overlay
+from ramify.network.graphs.transit_stub import semcast as semcast_overlay
 from ramify.workloads.semcast import SemcastParams, generate, mean_overlap
 
 OVERLAY = random_overlay(200, 1)

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.errors import InputError
-from ramify.network.generators import ring
+from ramify.network.graphs.generators import ring
 from ramify.workloads.catalog import WORKLOADS, workload_from
 from ramify.workloads.kyra import KyraParams
 from ramify.workloads.majumder import MajumderParams

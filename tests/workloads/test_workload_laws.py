@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.content.sql import parse_sql
-from ramify.content.subscriptions import Subscription
+from ramify.content.filters.sql import parse_sql
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import DisconnectedError, InputError, OverlayError
-from ramify.network.generators import random_overlay, ring
-from ramify.network.overlay import Overlay
+from ramify.network.graphs.generators import random_overlay, ring
+from ramify.network.graphs.overlay import Overlay
 from ramify.workloads.catalog import WORKLOADS, workload_from
 from ramify.workloads.workload import BLOCK_EVENTS, Workload
 

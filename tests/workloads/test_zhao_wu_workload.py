@@ -4,7 +4,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
 
-from ramify.network.generators import euclidean_mesh, ring
+from ramify.network.graphs.generators import euclidean_mesh, ring
 from ramify.workloads.zhao_wu import Quadratics, ZhaoWuParams, generate
 
 OVERLAY = euclidean_mesh(10, 1)

@@ -1,30 +1,19 @@
 """The command line: parse, call, print. No logic of its own."""
 
-from ramify.cli import (
-    commands,
-    demo,
-    explaining,
-    live,
-    matching,
-    messaging,
-    moving,
-    pipeline,
-    planning,
-    status,
-)
+from ramify.cli import content, demo, explain, matches, messages, move, overlay, pipeline, plan, status
 from ramify.cli.app import app, main
 
 __all__ = [
     "app",
-    "commands",
+    "content",
     "demo",
-    "explaining",
-    "live",
+    "explain",
     "main",
-    "matching",
-    "messaging",
-    "moving",
+    "matches",
+    "messages",
+    "move",
+    "overlay",
     "pipeline",
-    "planning",
+    "plan",
     "status",
 ]

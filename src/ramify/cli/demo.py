@@ -24,33 +24,33 @@ import typer
 
 from ramify.cli.app import app
 from ramify.cli.console import friendly, out, say
-from ramify.cli.explaining import told_row
-from ramify.cli.live import until_routing
-from ramify.cli.planning import plan as plan_command
-from ramify.content.events import BODY, SIZE_BYTES
-from ramify.content.matcher import Matcher
+from ramify.cli.explain import told_row
+from ramify.cli.overlay import until_routing
+from ramify.cli.plan import plan as plan_command
+from ramify.content.events.events import BODY, SIZE_BYTES
+from ramify.content.matching.matcher import Matcher
 from ramify.errors import InputError, LiveError
-from ramify.network.overlay import Overlay
-from ramify.network.specs import overlay_from
-from ramify.overlay.live.client import LaneClient
-from ramify.overlay.live.control import LinkCount, Status
-from ramify.overlay.live.directory import Directory
-from ramify.overlay.live.frames import encode_events
-from ramify.overlay.live.intake import ARROW_TYPE, Published, take_in
-from ramify.overlay.live.looking import Overview, look
-from ramify.overlay.live.machine import Machine, MachineConfig
-from ramify.overlay.live.security import Client
-from ramify.overlay.live.store import Store
-from ramify.overlay.live.streams import Endpoint
-from ramify.overlay.live.tasks import end_tasks
-from ramify.planning.catalog import make_plan
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.plan import Plan
-from ramify.planning.plan_files import decode_plan, read_plan, write_plan
-from ramify.planning.pricing import price
-from ramify.planning.problem import Problem
-from ramify.planning.tally import tally
+from ramify.network.graphs.overlay import Overlay
+from ramify.network.graphs.specs import overlay_from
+from ramify.overlay.control.frames import encode_events
+from ramify.overlay.control.intake import ARROW_TYPE, Published, take_in
+from ramify.overlay.control.records import LinkCount, Status
+from ramify.overlay.live.client.lane import LaneClient
+from ramify.overlay.live.host.directory import Directory
+from ramify.overlay.live.host.machine import Machine, MachineConfig
+from ramify.overlay.live.host.overview import Overview, look
+from ramify.overlay.live.wire.security import Client
+from ramify.overlay.live.wire.store import Store
+from ramify.overlay.live.wire.streams import Endpoint
+from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.demand.tally import tally
+from ramify.planning.plans.files import decode_plan, read_plan, write_plan
+from ramify.planning.plans.plan import Plan
+from ramify.planning.plans.problem import Problem
+from ramify.planning.pricing.price import price
+from ramify.planning.schemes.catalog import make_plan
 from ramify.workloads.catalog import workload_from
 from ramify.workloads.workload import Workload
 

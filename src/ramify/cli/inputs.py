@@ -12,9 +12,9 @@ import pyarrow as pa
 import typer
 
 from ramify.cli.console import REJECTED_SHOWN, SOME_BAD_ROWS, err, fail
-from ramify.content.events import Decoded, Event, EventSchema, Rejected, batch_to_events
-from ramify.content.flatten import FieldMapping, TimeUnit, decode_records
-from ramify.content.subscriptions import Subscriptions
+from ramify.content.events.events import Decoded, Event, EventSchema, Rejected, batch_to_events
+from ramify.content.events.flatten import FieldMapping, TimeUnit, decode_records
+from ramify.content.filters.subscriptions import Subscriptions
 from ramify.errors import InputError
 
 __all__ = [

@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ramify.cli.console import REJECTED_SHOWN, SOME_BAD_ROWS, err
-from ramify.content.events import CONTEXT_NAMES, EventSchema
-from ramify.content.filters import Filter
-from ramify.content.flatten import FieldMapping
-from ramify.content.sql import parse_sql
-from ramify.content.subscriptions import Subscriptions, read_subscriptions
+from ramify.content.events.events import CONTEXT_NAMES, EventSchema
+from ramify.content.events.flatten import FieldMapping
+from ramify.content.filters.filters import Filter
+from ramify.content.filters.sql import parse_sql
+from ramify.content.filters.subscriptions import Subscriptions, read_subscriptions
 from ramify.errors import InputError
-from ramify.network.overlay import Overlay
-from ramify.planning.classes import Classes
-from ramify.planning.windows import NOBODY
+from ramify.network.graphs.overlay import Overlay
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.windows import NOBODY
 from ramify.workloads.catalog import workload_from
 from ramify.workloads.workload import Workload
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from ramify.pipeline.files import Files
-    from ramify.pipeline.passes import Reckoned, Totals
-    from ramify.pipeline.sources import Source
+    from ramify.pipeline.passes.files import Files
+    from ramify.pipeline.passes.passes import Reckoned, Totals
+    from ramify.pipeline.passes.sources import Source
 
 __all__ = [
     "AttachmentsOption",
@@ -91,7 +91,7 @@ class Log:
 @contextmanager
 def sparked(url: str, quiet: bool) -> Iterator["SparkSession"]:
     """A Spark session, with a word on the terminal while it starts."""
-    from ramify.pipeline.session import spark_session
+    from ramify.pipeline.session.session import spark_session
 
     shown = err.is_terminal and not quiet
     with err.status("starting Spark") if shown else nullcontext() as status, spark_session(url) as spark:
@@ -171,7 +171,7 @@ class LogRequest:
 
 def generated_log(made: Workload, overlay: Overlay) -> Log:
     """The events of a built-in workload, drawn where they are counted."""
-    from ramify.pipeline.generated import Generated
+    from ramify.pipeline.passes.generated import Generated
 
     said: dict[int, list[Filter]] = {}
     for row in made.advertisements:
@@ -184,7 +184,7 @@ def log_files(
     spark: "SparkSession", events: Sequence[str], schema: EventSchema | None, mapping: FieldMapping
 ) -> "Files":
     """Files of events."""
-    from ramify.pipeline.files import Files
+    from ramify.pipeline.passes.files import Files
 
     return Files.of(spark, events, schema, mapping)
 

@@ -30,15 +30,15 @@ from ramify.cli.logs import (
     read_attachments,
     sparked,
 )
-from ramify.content.events import EventSchema
-from ramify.content.flatten import TimeUnit
+from ramify.content.events.events import EventSchema
+from ramify.content.events.flatten import TimeUnit
 from ramify.errors import InputError, PlanError
-from ramify.network.specs import overlay_from
-from ramify.planning.constraints import Rules, broken, read_rules
-from ramify.planning.plan_files import read_plan
-from ramify.planning.pricing import Price
-from ramify.planning.splits import Split
-from ramify.planning.study import SHARES
+from ramify.network.graphs.specs import overlay_from
+from ramify.planning.choosing.study import SHARES
+from ramify.planning.demand.splits import Split
+from ramify.planning.plans.files import read_plan
+from ramify.planning.pricing.price import Price
+from ramify.planning.pricing.rules import Rules, broken, read_rules
 from ramify.workloads.catalog import workload_from
 
 __all__: list[str] = []
@@ -71,8 +71,8 @@ def price(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Price a plan on a whole log of events, where the events are."""
-    from ramify.pipeline.failures import doing
-    from ramify.pipeline.pricing import price_log
+    from ramify.pipeline.passes.pricing import price_log
+    from ramify.pipeline.session.failures import doing
 
     if hours is not None and not hours > 0:
         raise InputError(f"hours = {hours}. Allowed: a number above 0.")
@@ -147,8 +147,8 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write the events of a built-in workload, with its subscriptions, attachments and overlay."""
-    from ramify.pipeline.failures import doing
-    from ramify.pipeline.generated import generate as write_workload
+    from ramify.pipeline.passes.generated import generate as write_workload
+    from ramify.pipeline.session.failures import doing
 
     graph = overlay_from(on)
     made = workload_from(spec, graph, seed)
@@ -197,8 +197,8 @@ def tables(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write what a log says: demand, selectivity, overlap, traffic, histograms, profile, quarantine."""
-    from ramify.pipeline.failures import doing
     from ramify.pipeline.jobs import Asked, write_tables
+    from ramify.pipeline.session.failures import doing
 
     graph = overlay_from(overlay)
     mapping = field_mapping(id_field, publisher_field, time_field, time_unit)
@@ -233,7 +233,7 @@ def tables(
 
 
 def _show_tables(under: str, rows: Mapping[str, int]) -> None:
-    from ramify.pipeline.tables import TABLES
+    from ramify.pipeline.passes.table_files import TABLES
 
     shown: Any = plain_table("table", "rows", "a row is")
     shown.columns[1].justify, shown.columns[2].no_wrap = "right", False

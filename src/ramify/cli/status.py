@@ -12,14 +12,14 @@ from rich.live import Live
 from ramify.cli.addresses import server_url
 from ramify.cli.app import app
 from ramify.cli.console import friendly, out
-from ramify.cli.live import DirOption, directory_at
+from ramify.cli.overlay import DirOption, directory_at
 from ramify.cli.tls_options import TlsCa, TlsCert, TlsKey, tls_context
 from ramify.errors import InputError, LiveError
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from ramify.overlay.live.looking import Look, Overview
+    from ramify.overlay.live.host.overview import Look, Overview
 
 __all__: list[str] = []
 
@@ -39,10 +39,10 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what runs: the leader, plans, every broker's epoch, traffic and lag, latest decisions."""
-    from ramify.cli.showing import show
-    from ramify.overlay.live.looking import looking, looking_here
-    from ramify.overlay.live.security import Control, read_seed
-    from ramify.overlay.live.streams import Endpoint
+    from ramify.cli.status_text import show
+    from ramify.overlay.live.host.overview import looking, looking_here
+    from ramify.overlay.live.wire.security import Control, read_seed
+    from ramify.overlay.live.wire.streams import Endpoint
 
     failed: list[str] = []
 
@@ -81,7 +81,7 @@ def status(
 
 async def _looked(place: "AbstractAsyncContextManager[Look]", watch: bool) -> "Overview":
     """Look once, or until interrupted. `TimeoutError` when there is nothing to look at in time."""
-    from ramify.cli.showing import table
+    from ramify.cli.status_text import table
 
     async with contextlib.AsyncExitStack() as stack:
         async with asyncio.timeout(_LOOK_LIMIT_S):

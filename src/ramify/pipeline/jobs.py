@@ -8,22 +8,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
-from ramify.content.events import CONTEXT_NAMES
-from ramify.content.space import Grid
+from ramify.content.events.events import CONTEXT_NAMES
+from ramify.content.filters.space import Grid
 from ramify.errors import InputError
-from ramify.network.overlay import Overlay
-from ramify.pipeline.histograms import content_space, equal_depth_axis, generating, histograms
-from ramify.pipeline.overlap import EXACT_CLASSES, overlap
-from ramify.pipeline.passes import Reckoned, reckoned
-from ramify.pipeline.profile import profile
-from ramify.pipeline.selectivity import selectivity
-from ramify.pipeline.sources import Sampled, Source
-from ramify.pipeline.stored_overlap import about_selectivity
-from ramify.pipeline.tables import TABLES, spark_schema, write_table
-from ramify.pipeline.traffic import published, traffic
-from ramify.planning.classes import Classes
-from ramify.planning.splits import Split
-from ramify.planning.tally import Counting
+from ramify.network.graphs.overlay import Overlay
+from ramify.pipeline.passes.passes import Reckoned, reckoned
+from ramify.pipeline.passes.sources import Sampled, Source
+from ramify.pipeline.passes.table_files import TABLES, spark_schema, write_table
+from ramify.pipeline.tables.histograms import content_space, equal_depth_axis, generating, histograms
+from ramify.pipeline.tables.overlap import EXACT_CLASSES, overlap
+from ramify.pipeline.tables.profile import profile
+from ramify.pipeline.tables.selectivity import selectivity
+from ramify.pipeline.tables.stored_overlap import about_selectivity
+from ramify.pipeline.tables.traffic import published, traffic
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.splits import Split
+from ramify.planning.demand.tally import Counting
 
 __all__ = ["Asked", "Wrote", "write_demand", "write_tables"]
 

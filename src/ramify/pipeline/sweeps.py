@@ -41,10 +41,10 @@ from pyspark.sql import SparkSession
 
 from ramify import __version__
 from ramify.errors import InputError, SparkError
-from ramify.pipeline.failures import doing, root_cause
-from ramify.pipeline.session import task_slots
-from ramify.pipeline.tables import spark_schema
-from ramify.planning.scheme import Progress, silent
+from ramify.pipeline.passes.table_files import spark_schema
+from ramify.pipeline.session.failures import doing, root_cause
+from ramify.pipeline.session.session import task_slots
+from ramify.planning.schemes.scheme import Progress, silent
 
 __all__ = ["RESULTS", "Experiment", "grid", "records", "sweep"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ramify.errors import InputError
-from ramify.network.overlay import Overlay
+from ramify.network.graphs.overlay import Overlay
 from ramify.workloads import demo, kyra, majumder, matchmaker, semcast, zhao_wu
 from ramify.workloads.parameters import Params, describe, parse
 from ramify.workloads.workload import Workload

@@ -29,9 +29,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ramify.content.events import AttributeType, EventSchema
-from ramify.content.subscriptions import Subscription
-from ramify.network.overlay import Overlay
+from ramify.content.events.events import AttributeType, EventSchema
+from ramify.content.filters.subscriptions import Subscription
+from ramify.network.graphs.overlay import Overlay
 from ramify.workloads.nearness import closest_brokers, require_brokers
 from ramify.workloads.parameters import Params, count, number
 from ramify.workloads.workload import (

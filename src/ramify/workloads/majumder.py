@@ -35,10 +35,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
-from ramify.content.events import AttributeType, EventSchema
-from ramify.content.subscriptions import Subscription
+from ramify.content.events.events import AttributeType, EventSchema
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError
-from ramify.network.overlay import Overlay
+from ramify.network.graphs.overlay import Overlay
 from ramify.workloads.nearness import closest_brokers, neighbourhood_size, require_brokers
 from ramify.workloads.parameters import Params, choice, count, number
 from ramify.workloads.workload import Drawn, Workload, list_column, random_stream

@@ -28,10 +28,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ramify.content.events import AttributeType, EventSchema
-from ramify.content.subscriptions import Subscription
+from ramify.content.events.events import AttributeType, EventSchema
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError
-from ramify.network.overlay import Overlay
+from ramify.network.graphs.overlay import Overlay
 from ramify.workloads.nearness import require_brokers
 from ramify.workloads.parameters import Params, count, number
 from ramify.workloads.workload import (

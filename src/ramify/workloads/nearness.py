@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.errors import InputError
-from ramify.network.distances import Weight, all_pairs
-from ramify.network.overlay import Overlay
+from ramify.network.graphs.distances import Weight, all_pairs
+from ramify.network.graphs.overlay import Overlay
 
 __all__ = ["closest_brokers", "neighbourhood_size", "require_brokers"]
 

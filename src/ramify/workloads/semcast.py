@@ -33,9 +33,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ramify.content.events import AttributeType, EventSchema
-from ramify.content.subscriptions import Subscription
-from ramify.network.overlay import Overlay
+from ramify.content.events.events import AttributeType, EventSchema
+from ramify.content.filters.subscriptions import Subscription
+from ramify.network.graphs.overlay import Overlay
 from ramify.workloads.nearness import neighbourhood_size, require_brokers
 from ramify.workloads.parameters import Params, choice, count, number
 from ramify.workloads.workload import Drawn, Workload, column, random_stream

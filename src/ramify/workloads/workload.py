@@ -19,8 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ramify.content.events import EventSchema
-from ramify.content.subscriptions import Subscription
+from ramify.content.events.events import EventSchema
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError
 from ramify.workloads.parameters import Params
 

@@ -31,11 +31,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ramify.content.events import AttributeType, EventSchema
-from ramify.content.subscriptions import Subscription
+from ramify.content.events.events import AttributeType, EventSchema
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError
-from ramify.network.distances import all_pairs
-from ramify.network.overlay import Overlay
+from ramify.network.graphs.distances import all_pairs
+from ramify.network.graphs.overlay import Overlay
 from ramify.workloads.nearness import require_brokers
 from ramify.workloads.parameters import Params, choice, count, number
 from ramify.workloads.workload import (

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ramify.content.filters import Filter
-from ramify.content.matcher import Matcher
+from ramify.content.filters.filters import Filter
+from ramify.content.matching.matcher import Matcher
 from ramify.overlay.matchmaking.channels import Filters
 from ramify.overlay.matchmaking.messages import Descriptor
 from ramify.overlay.matchmaking.state import State

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from ramify.content.events import AttributeType
+from ramify.content.events.events import AttributeType
 from ramify.overlay.matchmaking.channels import (
     DataTable,
     Filters,
@@ -26,14 +26,7 @@ from ramify.overlay.matchmaking.channels import (
     hear_open,
     settle_matches,
 )
-from ramify.overlay.matchmaking.counting import count_own, hear_below, hear_count, hear_joined, loads
-from ramify.overlay.matchmaking.gathering import (
-    hear_alarm,
-    hear_row,
-    hear_verdict,
-    settle_election,
-    wanted_marks,
-)
+from ramify.overlay.matchmaking.counts import count_own, hear_below, hear_count, hear_joined, loads
 from ramify.overlay.matchmaking.marks import hear_mark, hear_ready, settle_marks
 from ramify.overlay.matchmaking.messages import (
     Ads,
@@ -52,7 +45,14 @@ from ramify.overlay.matchmaking.messages import (
     Subs,
     Verdict,
 )
-from ramify.overlay.matchmaking.spreading import hear_ads, hear_subs, spread_ads, spread_subs
+from ramify.overlay.matchmaking.solve import (
+    hear_alarm,
+    hear_row,
+    hear_verdict,
+    settle_election,
+    wanted_marks,
+)
+from ramify.overlay.matchmaking.spread import hear_ads, hear_subs, spread_ads, spread_subs
 from ramify.overlay.matchmaking.state import MatchError, Outbox, Place, State
 
 __all__ = ["MatchBroker"]

@@ -13,10 +13,10 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ramify.content.constraints import Value
-from ramify.content.events import AttributeType
-from ramify.content.filters import Filter
-from ramify.content.subscriptions import Subscription
+from ramify.content.events.events import AttributeType
+from ramify.content.filters.constraints import Value
+from ramify.content.filters.filters import Filter
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError
 from ramify.overlay.matchmaking.messages import Close, Descriptor, Open
 from ramify.overlay.matchmaking.state import Channel, Outbox, State

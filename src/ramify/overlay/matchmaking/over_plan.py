@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ramify.content.subscriptions import Subscription
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import PlanError
-from ramify.network.tree_kernels import orient
-from ramify.network.trees import closed
+from ramify.network.trees.tree_kernels import orient
+from ramify.network.trees.trees import closed
 from ramify.overlay.matchmaking.messages import Descriptor
 from ramify.overlay.matchmaking.simulate import Network, Traffic, places_of_parents
 from ramify.overlay.matchmaking.state import Place
-from ramify.planning.plan import Channel, Plan
+from ramify.planning.plans.plan import Channel, Plan
 from ramify.workloads.workload import AdvertisementRow
 
 __all__ = ["Matched", "System", "match_plan", "systems_of_plan"]

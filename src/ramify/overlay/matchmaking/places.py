@@ -7,8 +7,8 @@ Both by the mean price of a link, or by price from the source.
 """
 
 from ramify.errors import InputError
-from ramify.network.overlay import Overlay
-from ramify.network.trees import Tree, minimum_spanning_tree, shortest_path_tree
+from ramify.network.graphs.overlay import Overlay
+from ramify.network.trees.trees import Tree, minimum_spanning_tree, shortest_path_tree
 from ramify.overlay.matchmaking.simulate import places_of_parents
 from ramify.overlay.matchmaking.state import Place
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
-from ramify.content.events import AttributeType
+from ramify.content.events.events import AttributeType
 from ramify.errors import InputError
 from ramify.overlay.matchmaking.broker import MatchBroker, Packets
 from ramify.overlay.matchmaking.messages import Ads, Descriptor, Packet, Subs

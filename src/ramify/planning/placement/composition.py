@@ -17,15 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.errors import InputError, OverlayError
-from ramify.network.distances import all_pairs
-from ramify.planning.access import expanded, received, senders
-from ramify.planning.classes import Classes
-from ramify.planning.demand import Demand
-from ramify.planning.kyra.loads import counted_grid, touched_cells
-from ramify.planning.pattern_arrays import PatternArrays
+from ramify.network.graphs.distances import all_pairs
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.demand.pattern_arrays import PatternArrays
 from ramify.planning.placement.model import Placement, PlacementProblem
-from ramify.planning.problem import Problem
-from ramify.planning.yardstick import GB
+from ramify.planning.plans.problem import Problem
+from ramify.planning.pricing.access import expanded, received, senders
+from ramify.planning.pricing.bound import GB
+from ramify.planning.schemes.shared.cell_loads import counted_grid, touched_cells
 
 __all__ = ["access_money", "homes", "placed", "placement_problem"]
 

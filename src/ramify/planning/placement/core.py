@@ -24,10 +24,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.errors import InputError
-from ramify.network.distances import arc_weights
-from ramify.network.overlay import Overlay
-from ramify.network.steiner_kernels import tree_scratch
-from ramify.network.trees import Tree, measured, minimum_spanning_tree, tree_lengths
+from ramify.network.graphs.distances import arc_weights
+from ramify.network.graphs.overlay import Overlay
+from ramify.network.trees.steiner_kernels import tree_scratch
+from ramify.network.trees.trees import Tree, measured, minimum_spanning_tree, tree_lengths
 from ramify.planning.placement.core_kernels import MST, ONE_TREE, STEINER, Trees, fill_table, shortest
 from ramify.planning.placement.model import Placement, PlacementProblem
 from ramify.planning.placement.search_kernels import Given, State, fill_state

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.compiled import Int, compiled
-from ramify.network.steiner_kernels import grow_better_tree, tree_cost
+from ramify.network.trees.steiner_kernels import grow_better_tree, tree_cost
 
 __all__ = [
     "MST",

@@ -24,7 +24,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
 from ramify.errors import LimitError, PlacementError
-from ramify.network.distances import arc_weights
+from ramify.network.graphs.distances import arc_weights
 from ramify.planning.placement.capacity import require_room
 from ramify.planning.placement.core import assess
 from ramify.planning.placement.model import Placement, PlacementProblem

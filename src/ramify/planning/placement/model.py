@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.errors import InputError, LimitError
-from ramify.network.distances import Distances, all_pairs
-from ramify.network.overlay import Overlay
+from ramify.network.graphs.distances import Distances, all_pairs
+from ramify.network.graphs.overlay import Overlay
 
 __all__ = ["SLACK", "Placement", "PlacementProblem", "core_from_prices"]
 

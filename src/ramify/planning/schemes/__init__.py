@@ -1,1 +1,1 @@
-"""The schemes: each module turns a problem into a plan and imports no other scheme."""
+"""Schemes: algorithms that make plans. One catalog names them all; the papers do not know each other."""

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ramify.errors import InputError, OverlayError
-from ramify.network.distances import Weight, all_pairs
-from ramify.network.trees import Tree, best_root_spt, minimum_spanning_tree, shortest_path_tree
-from ramify.planning.plan import Channel, Everything, Plan, Pruning
-from ramify.planning.problem import Problem
-from ramify.planning.scheme import Progress, channel, put_together, silent
+from ramify.network.graphs.distances import Weight, all_pairs
+from ramify.network.trees.trees import Tree, best_root_spt, minimum_spanning_tree, shortest_path_tree
+from ramify.planning.plans.plan import Channel, Everything, Plan, Pruning
+from ramify.planning.plans.problem import Problem
+from ramify.planning.schemes.scheme import Progress, channel, put_together, silent
 
 __all__ = ["NoParams", "SptParams", "broadcast", "mst", "per_source", "spt", "unicast"]
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ramify.planning.plan import Plan, Pruning, Stamped
-from ramify.planning.problem import Problem
-from ramify.planning.scheme import Progress, channel, put_together, silent
+from ramify.planning.plans.plan import Plan, Pruning, Stamped
+from ramify.planning.plans.problem import Problem
+from ramify.planning.schemes.scheme import Progress, channel, put_together, silent
 
 __all__ = ["ExplicitParams", "plan"]
 

@@ -27,10 +27,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.errors import InputError
-from ramify.network.swaps import improve
-from ramify.network.terminals import TerminalSets
-from ramify.network.tree_kernels import kruskal
-from ramify.network.trees import (
+from ramify.network.trees.swaps import improve
+from ramify.network.trees.terminals import TerminalSets
+from ramify.network.trees.tree_kernels import kruskal
+from ramify.network.trees.trees import (
     Tree,
     best_root_spt,
     closed,
@@ -40,9 +40,9 @@ from ramify.network.trees import (
     same_both_ways,
     tree_lengths,
 )
-from ramify.planning.plan import Plan, Stamped
-from ramify.planning.problem import Problem
-from ramify.planning.scheme import Progress, channel, put_together, silent
+from ramify.planning.plans.plan import Plan, Stamped
+from ramify.planning.plans.problem import Problem
+from ramify.planning.schemes.scheme import Progress, channel, put_together, silent
 
 __all__ = ["PortfolioParams", "plan"]
 

@@ -22,14 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.errors import InputError, OverlayError
-from ramify.network.distances import Distances, Weight, all_pairs
-from ramify.network.overlay import Overlay
-from ramify.network.terminals import TerminalSets
-from ramify.network.trees import Tree, shortest_path_tree
-from ramify.planning.plan import Channel, Entry, Everything, Path, Plan, Pruning
-from ramify.planning.problem import Problem
-from ramify.planning.scheme import Progress, channel, put_together, silent
-from ramify.planning.yardstick import union_of_paths
+from ramify.network.graphs.distances import Distances, Weight, all_pairs
+from ramify.network.graphs.overlay import Overlay
+from ramify.network.trees.terminals import TerminalSets
+from ramify.network.trees.trees import Tree, shortest_path_tree
+from ramify.planning.plans.plan import Channel, Entry, Everything, Path, Plan, Pruning
+from ramify.planning.plans.problem import Problem
+from ramify.planning.pricing.bound import union_of_paths
+from ramify.planning.schemes.scheme import Progress, channel, put_together, silent
 
 __all__ = ["HubParams", "MirrorParams", "hub", "mirror_all"]
 

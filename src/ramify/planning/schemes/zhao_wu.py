@@ -27,12 +27,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.errors import InputError
-from ramify.network.terminals import TerminalSets
-from ramify.network.trees import minimum_spanning_tree
-from ramify.planning.kyra.loads import counted_grid, touched_cells
-from ramify.planning.kyra.trees import joined_tree
-from ramify.planning.kyra.ways import Ways
-from ramify.planning.plan import (
+from ramify.network.trees.terminals import TerminalSets
+from ramify.network.trees.trees import minimum_spanning_tree
+from ramify.planning.plans.plan import (
     Admission,
     Cells,
     Channel,
@@ -43,8 +40,11 @@ from ramify.planning.plan import (
     Pruning,
     Serves,
 )
-from ramify.planning.problem import Problem
-from ramify.planning.scheme import Progress, channel, put_together, silent
+from ramify.planning.plans.problem import Problem
+from ramify.planning.schemes.scheme import Progress, channel, put_together, silent
+from ramify.planning.schemes.shared.cell_loads import counted_grid, touched_cells
+from ramify.planning.schemes.shared.shortest_trees import joined_tree
+from ramify.planning.schemes.shared.ways import Ways
 
 __all__ = ["Trees", "ZhaoWuParams", "plan"]
 

@@ -1,0 +1,178 @@
+"""A coordinator's process: the leader or a standby, the collector of samples, the pipeline behind re-plans.
+
+Owns how the pipeline is given to a coordinator: `SampleDemand` is its source of demand. The coordinator
+knows neither Spark nor files.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ramify.network.graphs.overlay import Overlay
+from ramify.overlay.control.replan import grid_of
+from ramify.overlay.live.coordinator.adaptation import Replanner
+from ramify.overlay.live.coordinator.collector import Collector, CollectorConfig, read_publishers
+from ramify.overlay.live.coordinator.coordinator import Coordinator, CoordinatorConfig
+from ramify.overlay.live.host.metrics import CoordinatorMetrics, serve_metrics
+from ramify.overlay.live.host.process import log_to_stderr, until_signal
+from ramify.overlay.live.wire.streams import Endpoint
+from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.decay import checked_half_life
+from ramify.planning.demand.demand import Demand
+from ramify.planning.demand.tally import Counting
+from ramify.planning.plans.plan import Plan
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Coordinating", "SampleDemand", "run_coordinator"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Coordinating:
+    """What `ramify coordinator` was asked for."""
+
+    name: str
+    control: Endpoint
+    overlay: Overlay | None
+    plan: Plan | None
+    replace_plan: bool
+    replace_once: str
+    scheme: str
+    samples: Path | None
+    replan_every_s: float
+    schemes: tuple[str, ...]
+    threshold: float
+    window_s: float
+    half_life_s: float | None
+    least_events: int
+    spark: str
+    metrics_port: int | None
+    announce: Path | None
+
+
+class SampleDemand:
+    """The demand of the samples that landed of late, counted by the pipeline on Spark.
+
+    One pass per call over the files of the window; Spark starts with the first call and stays. Call it from
+    one thread at a time. Events are counted by cells where one of `specs`, or the plan, divides the content
+    space. With a half-life they decay by when their file landed, to plan by.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        window_s: float,
+        url: str,
+        specs: Sequence[str] = (),
+        half_life_s: float | None = None,
+    ) -> None:
+        self._directory, self._window_s, self._url = directory, window_s, url
+        self._specs, self._half_life_s = tuple(specs), checked_half_life(half_life_s)
+        self._open = contextlib.ExitStack()
+        self._spark: SparkSession | None = None
+
+    async def __call__(self, plan: Plan) -> Demand | None:
+        """The demand with the classes of a plan; None when no sample has landed."""
+        return await asyncio.to_thread(self.count, plan)
+
+    def recent(self) -> list[str]:
+        """The files that landed within the window."""
+        since = time.time() - self._window_s
+        files = sorted(self._directory.glob("samples-*.parquet"))
+        return [str(file) for file in files if file.stat().st_mtime >= since]
+
+    def count(self, plan: Plan) -> Demand | None:
+        """As calling it, in this thread."""
+        files = self.recent()
+        if not files:
+            return None
+        attached = {**read_publishers(self._directory), **plan.attachments}
+        how = {"grid": grid_of(plan, self._specs), "half_life_s": self._half_life_s}
+        counting = Counting.of(plan.classes, plan.overlay, attached, **how)
+        demand = self.counted(files, plan.classes, counting)
+        strange = sum(demand.unknown.values())
+        if strange:
+            _log.warning("%d sampled events come from publishers whose broker is not known", strange)
+        return demand if demand.events else None
+
+    def counted(self, files: Sequence[str], classes: Classes, counting: Counting) -> Demand:
+        """The demand of some files, by one pass."""
+        from ramify.pipeline.passes.files import Files
+        from ramify.pipeline.passes.passes import reckoned
+
+        spark = self._session()
+        source = Files.of(spark, files)
+        if counting.half_life_s is not None:
+            # publishers may leave times out, set them wrongly, or replay: when a file landed is known
+            source = source.arriving()
+        with reckoned(spark, source, classes.filters, counting) as found:
+            return found.windows().whole
+
+    def _session(self) -> "SparkSession":
+        from ramify.pipeline.session.session import spark_session
+
+        if self._spark is None:
+            self._spark = self._open.enter_context(spark_session(self._url))
+        return self._spark
+
+    def close(self) -> None:
+        """End Spark."""
+        self._open.close()
+
+
+def run_coordinator(asked: Coordinating) -> None:
+    """Run until a signal."""
+    log_to_stderr()
+    asyncio.run(_run(asked))
+
+
+async def _run(asked: Coordinating) -> None:
+    source: SampleDemand | None = None
+    replanner: Replanner | None = None
+    if asked.samples is not None and asked.replan_every_s > 0:
+        source = SampleDemand(asked.samples, asked.window_s, asked.spark, asked.schemes, asked.half_life_s)
+        replanner = Replanner(
+            source,
+            asked.replan_every_s,
+            asked.schemes,
+            asked.threshold,
+            least_events=asked.least_events,
+        )
+    config = CoordinatorConfig(
+        asked.name,
+        asked.control,
+        asked.plan,
+        asked.overlay,
+        asked.scheme,
+        replace_plan=asked.replace_plan,
+        replace_once=asked.replace_once,
+    )
+    coordinator = Coordinator(config, replanner)
+    if asked.metrics_port is not None:
+        port = serve_metrics(CoordinatorMetrics(coordinator), asked.metrics_port)
+        url = f"http://127.0.0.1:{port}/metrics"
+        _log.info("metrics at %s", url)
+        if asked.announce is not None:
+            asked.announce.write_text(json.dumps({"metrics": url}))
+    tasks = [asyncio.create_task(until_signal()), asyncio.create_task(coordinator.run())]
+    if asked.samples is not None:
+        collector = Collector(CollectorConfig(asked.name, asked.control, asked.samples))
+        tasks.append(asyncio.create_task(collector.run()))
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        await end_tasks(tasks)
+        if source is not None:
+            source.close()

@@ -1,0 +1,463 @@
+"""The commands of the live overlay: up, keys, broker, coordinator. See `status` for what looks at it."""
+
+import asyncio
+import os
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ramify.cli.addresses import server_url
+from ramify.cli.app import app
+from ramify.cli.console import friendly, say
+from ramify.cli.durations import HalfLifeOption, half_life_of
+from ramify.cli.logs import SparkOption
+from ramify.cli.tls_options import TlsCa, TlsCert, TlsKey, tls_context
+from ramify.errors import InputError, LiveError
+from ramify.network.graphs.overlay import Overlay
+from ramify.network.graphs.specs import overlay_from
+from ramify.planning.schemes.catalog import scheme_from
+
+if TYPE_CHECKING:
+    from ramify.overlay.live.host.directory import Directory
+    from ramify.overlay.live.host.machine import Machine
+    from ramify.overlay.live.host.overview import Overview
+    from ramify.planning.plans.plan import Plan
+
+__all__: list[str] = []
+
+_START_LIMIT_S = 180.0
+
+DirOption = Annotated[Path, typer.Option("--dir", help="The directory of the overlay on this machine.")]
+ClientsOption = Annotated[
+    list[str] | None, typer.Option("--client", help="NAME@BROKER: a client to let in; several times.")
+]
+MovableOption = Annotated[
+    bool,
+    typer.Option("--movable", help="Let every server admit every client: see `ramify move`. It stays so."),
+]
+SchemesOption = Annotated[str, typer.Option(help="Schemes that re-plans may choose from, apart by spaces.")]
+PeriodOption = Annotated[
+    float, typer.Option("--replan-every", help="Seconds between two weighings of plans; 0: never.", min=0)
+]
+ThresholdOption = Annotated[
+    float, typer.Option(help="Share of the cost that a new plan must save.", min=0, max=1)
+]
+WindowOption = Annotated[float, typer.Option(help="Seconds of samples that plans are made for.", min=1)]
+LeastOption = Annotated[int, typer.Option(help="Sampled events that must be there to plan for.", min=1)]
+SampleOption = Annotated[
+    float, typer.Option(help="Share of published events that is sampled.", min=0, max=1)
+]
+_SCHEMES = "explicit portfolio mult"
+_FIRST = "explicit"
+
+
+# ------------------------------------------------------------------------------------ single processes
+
+
+@app.command()
+@friendly
+def broker(
+    config: Annotated[
+        list[Path], typer.Option("--config", help="Settings (TOML); several share a process.")
+    ],
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Serve Prometheus figures on this port; 0 picks one.")
+    ] = None,
+) -> None:
+    """Run one or more brokers until Ctrl-C."""
+    from ramify.overlay.live.host.broker_files import read_broker_file
+
+    for file in config:
+        read_broker_file(file).config()
+    options = [] if metrics_port is None else ["--metrics-port", str(metrics_port)]
+    # another program in our place: it loads what routing needs, and not what all commands do
+    serving = [sys.executable, "-m", "ramify.overlay.live.host.process", *map(str, config), *options]
+    sys.stdout.flush()
+    os.execv(sys.executable, serving)
+
+
+@app.command()
+@friendly
+def coordinator(
+    control: Annotated[str, typer.Option(help="The control server, nats://host:port.")],
+    key: Annotated[Path, typer.Option(help="The seed file of this coordinator.")],
+    name: Annotated[
+        str, typer.Option(help="Among coordinators that stand by for each other.")
+    ] = "coordinator",
+    overlay: Annotated[
+        str | None, typer.Option(help="The overlay, for a first start without --plan.")
+    ] = None,
+    plan: Annotated[Path | None, typer.Option(help="The plan to begin with.")] = None,
+    replace_plan: Annotated[
+        bool, typer.Option(help="Install --plan although the store has another.")
+    ] = False,
+    replace_once: Annotated[str, typer.Option(hidden=True)] = "",
+    scheme: Annotated[str, typer.Option(help="What makes the plan when --plan is not given.")] = "explicit",
+    samples: Annotated[Path | None, typer.Option(help="Land samples here, as Parquet files.")] = None,
+    replan_every: PeriodOption = 0.0,
+    schemes: SchemesOption = _SCHEMES,
+    threshold: ThresholdOption = 0.05,
+    window: WindowOption = 600.0,
+    half_life: HalfLifeOption = None,
+    least_events: LeastOption = 100,
+    spark: SparkOption = "local[*]",
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    metrics_port: Annotated[int | None, typer.Option(help="As for brokers.")] = None,
+    announce: Annotated[Path | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Run a coordinator until Ctrl-C: it leads, or stands by for the one that does."""
+    from ramify.cli.coordinator_process import Coordinating, run_coordinator
+    from ramify.overlay.live.wire.security import Control, read_seed
+    from ramify.overlay.live.wire.streams import Endpoint
+    from ramify.planning.plans.files import read_plan
+
+    check_schemes(scheme, schemes)
+    role = Control(name)
+    context = tls_context(tls_ca, tls_cert, tls_key)
+    seed = read_seed(key).seed
+    endpoint = Endpoint(server_url(control), seed, role.inbox_prefix, f"control {name}", context)
+    settings = Coordinating(
+        name,
+        endpoint,
+        None if overlay is None else overlay_from(overlay),
+        None if plan is None else read_plan(plan),
+        replace_plan,
+        replace_once,
+        scheme,
+        samples,
+        replan_every,
+        tuple(schemes.split()),
+        threshold,
+        window,
+        half_life_of(half_life),
+        least_events,
+        spark,
+        metrics_port,
+        announce,
+    )
+    run_coordinator(settings)
+
+
+# -------------------------------------------------------------------------------------- a whole overlay
+
+
+@app.command()
+@friendly
+def up(
+    directory: DirOption = Path("ramify-data"),
+    overlay: Annotated[
+        str | None,
+        typer.Option(help="As for `ramify plan`. [default: the directory's, cloud-regions for a new one]"),
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(help="The plan to run, see `ramify plan --out`; it replaces one of the directory."),
+    ] = None,
+    scheme: Annotated[
+        str | None,
+        typer.Option(help="What makes the first plan of a new directory. [default: explicit]"),
+    ] = None,
+    matchmaking: Annotated[
+        str | None,
+        typer.Option(
+            help="Without coordinators and plans: brokers make matches over `shared` or `per-source` "
+            "trees. [default: as the directory was run before]"
+        ),
+    ] = None,
+    client: ClientsOption = None,
+    movable: MovableOption = False,
+    processes: Annotated[int, typer.Option(help="Processes that the brokers share.", min=1)] = 2,
+    coordinators: Annotated[
+        int, typer.Option(help="Coordinators: one leads, the others stand by.", min=1, max=9)
+    ] = 1,
+    sample: SampleOption = 0.03,
+    replan_every: PeriodOption = 0.0,
+    schemes: SchemesOption = _SCHEMES,
+    threshold: ThresholdOption = 0.05,
+    window: WindowOption = 600.0,
+    half_life: HalfLifeOption = None,
+    least_events: LeastOption = 100,
+    spark: SparkOption = "local[*]",
+) -> None:
+    """Run a whole overlay on this machine until Ctrl-C: servers, brokers, a coordinator."""
+    from ramify.overlay.live.host.machine import Machine, MachineConfig
+    from ramify.planning.plans.files import read_plan
+
+    check_schemes(scheme or _FIRST, schemes)
+    half_life_of(half_life)
+    files = directory_at(directory)
+    if matchmaking is None and plan is None and scheme is None:
+        matchmaking = files.matchmaking or None
+    if matchmaking is not None:
+        given = {"--plan": plan, "--scheme": scheme, "--replan-every": replan_every, "--movable": movable}
+        _check_matchmaking(matchmaking, [name for name, value in given.items() if value])
+        graph = _overlay_of(files, overlay, None)
+        files.create(graph)
+        files.add_clients(_attached(client or [], graph))
+        matched = MachineConfig(graph, files, (), processes, matchmaking=matchmaking)
+        asyncio.run(_up(Machine(matched), None))
+        return
+    made = None if plan is None else read_plan(plan)
+    graph = _overlay_of(files, overlay, made)
+    files.create(graph)
+    attached = {} if made is None else {row.client: row.broker for m in made.classes.members for row in m}
+    files.add_clients({**attached, **_attached(client or [], graph)})
+    if movable:
+        files.make_movable()
+    first = ["--overlay", str(files.path / "overlay.json")]
+    wish = "" if plan is None else uuid.uuid4().hex
+    if plan is not None:
+        # of all starts and coordinators of this run one replaces what the directory had
+        first = ["--plan", str(plan.absolute()), "--replace-plan", "--replace-once", wish]
+    command = [
+        *(sys.executable, "-m", "ramify.cli", "coordinator", *first, "--scheme", scheme or _FIRST),
+        *("--replan-every", str(replan_every), "--schemes", schemes),
+        *("--threshold", str(threshold), "--window", str(window), "--least-events", str(least_events)),
+        *(() if half_life is None else ("--half-life", half_life)),
+        *("--spark", spark, "--samples"),
+    ]
+    # each collects the samples for itself
+    places = [files.path / "samples", *(files.path / f"samples-{i + 2}" for i in range(coordinators - 1))]
+    config = MachineConfig(
+        graph,
+        files,
+        [*command, str(places[0])],
+        processes,
+        sample_probability=sample,
+        standbys=[[*command, str(place)] for place in places[1:]],
+    )
+    asyncio.run(_up(Machine(config), _Asked(plan, wish, scheme)))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What `up` was asked to run: a plan file and the wish that names it, or a scheme for a first plan."""
+
+    file: Path | None
+    wish: str
+    scheme: str | None
+
+    def told(self, epoch: int, head: "Plan", granted: str) -> str:
+        """What became of it, for people. `head` is the plan that runs, `granted` the last wish that was."""
+        runs = f"epoch {epoch}, plan {head.scheme}"
+        if self.file is not None:
+            if granted != self.wish:
+                return f"{runs}; the plan of {self.file} is not installed: the coordinator's log says why"
+            return f"{runs} of {self.file}" + ("" if epoch == 1 else ", for what the directory had before")
+        if self.scheme is not None and scheme_from(self.scheme)[0] != head.scheme:
+            return (
+                f"{runs}; the directory had it, so --scheme {self.scheme} does not count: "
+                "to change the plan, give --plan"
+            )
+        return runs
+
+
+def _overlay_of(files: "Directory", named: str | None, plan: "Plan | None") -> Overlay:
+    """The overlay to run. Raises `InputError` when what is named is not what a plan is made for."""
+    if plan is not None:
+        if named is not None and overlay_from(named) != plan.overlay:
+            raise InputError(
+                f"--plan is made for {plan.overlay.name}, which is not --overlay {named}: leave one out"
+            )
+        return plan.overlay
+    if named is None and (files.path / "overlay.json").exists():
+        return files.overlay()
+    return overlay_from(named or "cloud-regions")
+
+
+def _check_matchmaking(trees: str, others: Sequence[str]) -> None:
+    from ramify.overlay.matchmaking.places import TREES
+
+    if trees not in TREES:
+        raise InputError(f"--matchmaking {trees[:40]!r}: give {' or '.join(TREES)}")
+    if others:
+        raise InputError(
+            f"{', '.join(others)} with --matchmaking: brokers that make matches have no plans. "
+            "Leave one of them out"
+        )
+
+
+async def _up(machine: "Machine", asked_for: _Asked | None) -> None:
+    from ramify.overlay.live.host.process import until_signal
+    from ramify.overlay.live.wire.tasks import end_tasks
+
+    asked = asyncio.create_task(until_signal())
+    running = asyncio.create_task(_run(machine, asked_for))
+    try:
+        await asyncio.wait([asked, running], return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+    finally:
+        await end_tasks([asked, running])
+        say("stopping")
+        await machine.stop()
+        say(f"stopped; the data stays in {machine.directory.path}")
+
+
+async def _run(machine: "Machine", asked: _Asked | None) -> None:
+    overlay, path = machine.config.overlay, machine.directory.path
+    say(f"{overlay.name}: {len(overlay)} brokers from {path}")
+    running = await machine.start()
+    watching = asyncio.create_task(machine.watch())
+    began = time.monotonic()
+    view = await until_routing(machine, _START_LIMIT_S)
+    took = time.monotonic() - began
+    if asked is None:
+        say(f"all brokers route after {took:.1f} s")
+        say(
+            f"matches over {machine.config.matchmaking} trees, no coordinator: who publishes must advertise"
+        )
+    else:
+        say(f"all brokers route after {took:.1f} s; control at {running.control_url}")
+        say(await _told_plan(machine, view, asked))
+    names = sorted(machine.directory.clients())
+    example = names[0] if names else "alice"
+    if not names:
+        say(f"let a client in:   ramify keys --dir {path} --client alice@{overlay.brokers[0]}")
+    say(f"what it does:      ramify status --dir {path}")
+    say(f"subscribe:         ramify sub --dir {path} --client {example} --sql \"type = 'order.created'\"")
+    said = "" if asked is not None else " --advertise \"type = 'order.created'\""
+    say(f"publish:           ramify pub --dir {path} --client {example}{said} events.ndjson")
+    say("Ctrl-C stops everything that was started.")
+    await watching
+
+
+async def until_routing(machine: "Machine", limit_s: float) -> "Overview":
+    """Wait until every broker of this run routes by the newest plan. `LiveError` with what is missing."""
+    from ramify.overlay.live.host.overview import looking_here
+
+    running = machine.directory.running()
+    assert running is not None
+    late: list[str] = []
+    try:
+        async with asyncio.timeout(limit_s), looking_here(machine.directory, running) as look:
+            while True:
+                view = await look()
+                late = view.behind(since=machine.started_at)
+                if not late and len(view.brokers) == len(machine.config.overlay):
+                    return view
+                if failed := machine.failed():
+                    raise LiveError(failed)
+                await asyncio.sleep(0.3)
+    except TimeoutError:
+        logs = machine.directory.path / "logs"
+        raise LiveError(
+            f"not all brokers route after {limit_s:g} s: {', '.join(late) or 'none has registered'}. "
+            f"The logs in {logs} say why."
+        ) from None
+
+
+async def _told_plan(machine: "Machine", view: "Overview", asked: _Asked) -> str:
+    """Which plan runs, and what became of the one that was asked for."""
+    from ramify.overlay.control.records import REPLACED
+    from ramify.overlay.live.wire.store import Store
+    from ramify.planning.plans.files import decode_plan
+
+    newest = max(view.epochs, key=lambda each: each.epoch)
+    store = await Store.connect(machine.directory.viewer(machine.control_url))
+    try:
+        found = await store.get_large(newest.plan_key)
+        granted = await store.get(REPLACED)
+    finally:
+        await store.close()
+    if found is None:
+        return f"epoch {newest.epoch}"
+    wish = "" if granted is None else granted[0].decode()
+    return asked.told(newest.epoch, decode_plan(found[0]), wish)
+
+
+@app.command()
+@friendly
+def keys(
+    directory: DirOption = Path("ramify-data"),
+    overlay: Annotated[
+        str | None, typer.Option(help="The overlay, for a new directory: a file or a name.")
+    ] = None,
+    client: ClientsOption = None,
+    coordinator: Annotated[
+        list[str] | None,
+        typer.Option("--coordinator", help="NAME of a coordinator that stands by; several times."),
+    ] = None,
+    movable: MovableOption = False,
+) -> None:
+    """Make keys and the accounts of every server; or let clients into an overlay, also while it runs.
+
+    For servers of your own: put `accounts/<broker>.conf` into the configuration of each server, and give
+    each broker and client its seed. Keys are made once and then kept.
+    """
+    from ramify.overlay.control.names import token
+    from ramify.overlay.live.host.site import Site
+    from ramify.overlay.live.wire.security import Client, Control, Neighbour, Router
+
+    files = directory_at(directory)
+    if overlay is not None:
+        files.create(overlay_from(overlay))
+    graph = files.overlay()
+    files.add_clients(_attached(client or [], graph))
+    files.add_coordinators(coordinator or [])
+    if movable:
+        files.make_movable()
+    ring, clients = files.ring, files.clients()
+    site = Site(graph, files.path, clients, movable=files.movable)
+    accounts = files.path / "accounts"
+    accounts.mkdir(exist_ok=True)
+    for name in graph.brokers:
+        for role in (Router(name), Neighbour(name), Control(name)):
+            ring.pair(role)
+        _write(accounts / f"{token(name)}.conf", site.accounts(name))
+    _write(accounts / "control.conf", files.control_accounts())
+    say(f"keys in {ring.directory}, accounts of {len(graph)} servers and the control server in {accounts}")
+    for text in client or []:
+        name = text.rpartition("@")[0]
+        say(f"client {name}: key {ring.path(Client(name))}")
+    for name in coordinator or []:
+        say(f"coordinator {name}: key {ring.path(Control(name))}")
+    if files.running() is not None:
+        say("the overlay that runs from here lets them in within a second")
+
+
+# ------------------------------------------------------------------------------------------------ parts
+
+
+def directory_at(path: Path) -> "Directory":
+    """The overlay of a directory on this machine."""
+    from ramify.overlay.live.host.directory import Directory
+
+    return Directory(path.absolute())
+
+
+def _attached(clients: Sequence[str], overlay: Overlay) -> dict[str, str]:
+    """NAME@BROKER. The last @ counts: names may have some."""
+    found: dict[str, str] = {}
+    for text in clients:
+        name, at, where = text.rpartition("@")
+        if not at or not name or where not in overlay.index:
+            some = ", ".join(overlay.brokers[:3])
+            raise InputError(
+                f"--client {text!r}: give NAME@BROKER with a broker of {overlay.name} ({some}, ...)"
+            )
+        found[name] = where
+    return found
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", path=str(path)) from None
+
+
+def check_schemes(first: str, others: str) -> None:
+    """Raise `InputError` for a scheme that is none: now, and not when a plan is to be made with it."""
+    for spec in (first, *others.split()):
+        scheme_from(spec)
+    if not others.split():
+        raise InputError("--schemes names none: choose some of `ramify list`")

@@ -1,0 +1,1 @@
+"""Events: their form, their readers and their batches. Knows nothing of filters."""

@@ -1,0 +1,225 @@
+"""An Arrow batch as the flat arrays that the matcher's kernels read.
+
+Only the columns that some filter looks at are touched, and no row is visited in Python. Fixed-width
+columns are viewed or cast, strings are copied once as offsets and bytes. Any Arrow spelling of a type will
+do (dictionaries, views, dates, decimals); a column that no filter could look at, such as a struct, is a
+SchemaError when some filter asks for it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ramify.content.events.events import NULLS, AttributeType
+from ramify.content.matching.kernels import ABSENT_TYPE, BOOL, FLOAT, INT, STRING, TIME, Columns
+from ramify.errors import SchemaError
+
+__all__ = ["WHOLE_MOST", "bind_columns", "ordered", "plain_column", "whole_numbers"]
+
+WHOLE_MOST = 9.2e18
+
+
+def bind_columns(batch: pa.RecordBatch, paths: Sequence[str]) -> Columns:
+    """Lay out the columns of these paths. Cost: one pass over their buffers."""
+    rows = batch.num_rows
+    layout = _Layout(rows, len(paths))
+    names = {name: k for k, name in enumerate(batch.schema.names)}
+    for c, path in enumerate(paths):
+        k = names.get(path)
+        if k is not None:
+            layout.add(c, path, batch.column(k))
+    if NULLS in names:
+        layout.mark_nulls(batch.column(names[NULLS]), paths)
+    return layout.columns()
+
+
+class _Layout:
+    """Collects the parts of `Columns`, one attribute at a time."""
+
+    def __init__(self, rows: int, paths: int) -> None:
+        self.kind = np.full(paths, ABSENT_TYPE, np.int64)
+        self.is_list = np.zeros(paths, np.bool_)
+        self.state = np.zeros((paths, rows), np.uint8)
+        self.base = np.zeros(paths, np.int64)
+        self.list_base = np.zeros(paths, np.int64)
+        self.values: list[NDArray[Any]] = []
+        self.order: list[NDArray[Any]] = []
+        self.whole: list[NDArray[Any]] = []
+        self.size = 0
+        self.offsets: list[NDArray[Any]] = []
+        self.strings = 0
+        self.lists: list[NDArray[Any]] = []
+        self.lists_size = 0
+        self.text: list[NDArray[Any]] = []
+        self.text_size = 0
+
+    def add(self, c: int, path: str, column: Any) -> None:
+        """Lay out one attribute; an all-null column of no type is absent everywhere."""
+        column = plain_column(column)
+        if pa.types.is_null(column.type):
+            return
+        values = column
+        if _is_list(column.type):
+            offsets, values = _elements(column)
+            self.is_list[c] = True
+            self.list_base[c] = self.lists_size
+            self.lists.append(offsets)
+            self.lists_size += len(offsets)
+        kind = _kind_of(values.type)
+        if kind == ABSENT_TYPE:
+            raise SchemaError(
+                f"column {path} holds {column.type}, which no filter can look at: give it one of the types "
+                f"{', '.join(AttributeType)}, or rename it"
+            )
+        self.kind[c] = kind
+        self.state[c] = np.asarray(column.is_valid()).astype(np.uint8)
+        self.base[c] = self.put_values(kind, values)
+
+    def put_values(self, kind: int, values: Any) -> int:
+        if kind == STRING:
+            return self.put_strings(values)
+        if kind == TIME:
+            values = values.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+        elif kind == FLOAT:
+            values = values.cast(pa.float64())
+        else:
+            values = values.cast(pa.int64())
+        if values.null_count:
+            values = pc.fill_null(values, 0)
+        if kind == FLOAT:
+            # one zero, and one NaN, which lies above every number as in Spark
+            floats = np.asarray(values) + 0.0
+            floats[np.isnan(floats)] = np.nan
+            bits = ordered(floats)
+            return self.put(bits, bits, whole_numbers(floats))
+        ints = np.asarray(values)
+        return self.put(ints, ordered(ints.astype(np.float64)) if kind == INT else ints, ints)
+
+    def put_strings(self, values: Any) -> int:
+        values = values.cast(pa.large_string())
+        _, offsets_buffer, data_buffer = values.buffers()
+        if len(values) == 0:
+            offsets = np.zeros(1, np.int64)
+        else:
+            offsets = np.frombuffer(offsets_buffer, np.int64)[
+                values.offset : values.offset + len(values) + 1
+            ]
+        data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.zeros(0, np.uint8)
+        data = data[offsets[0] : offsets[-1]]
+        shift = self.text_size - int(offsets[0])
+        self.text.append(data)
+        self.text_size += len(data)
+        at = self.strings
+        self.offsets.append(offsets + shift)
+        self.strings += len(offsets)
+        return at
+
+    def put(self, values: NDArray[Any], order: NDArray[Any], whole: NDArray[Any]) -> int:
+        """Append elements that are not strings; returns where they begin."""
+        at = self.size
+        self.values.append(values)
+        self.order.append(order)
+        self.whole.append(whole)
+        self.size += len(values)
+        return at
+
+    def mark_nulls(self, nulls: Any, paths: Sequence[str]) -> None:
+        """State 2 where a path is listed as an explicit JSON null."""
+        if len(nulls) == 0 or len(nulls.values) == 0:
+            return
+        offsets = np.asarray(nulls.offsets).astype(np.int64)
+        listed = nulls.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+        rows = np.repeat(np.arange(len(nulls)), np.diff(offsets))
+        where = pc.index_in(listed, value_set=pa.array(list(paths), pa.string()))
+        found = np.asarray(where.is_valid())
+        self.state[np.asarray(where.drop_null()), rows[found]] = 2
+
+    def columns(self) -> Columns:
+        return Columns(
+            self.kind,
+            self.is_list,
+            self.state,
+            self.base,
+            self.list_base,
+            _flat(self.lists, np.int64),
+            _flat(self.offsets, np.int64),
+            _flat(self.text, np.uint8),
+            _flat(self.values, np.int64),
+            _flat(self.order, np.int64),
+            _flat(self.whole, np.int64),
+        )
+
+
+def ordered(floats: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Integers in the order of the doubles: the bits, with those of negative numbers turned round."""
+    bits = np.ascontiguousarray(floats, np.float64).view(np.int64)
+    return np.where(bits < 0, bits ^ np.int64(2**63 - 1), bits)
+
+
+def whole_numbers(floats: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Whole doubles as int64, so that 5.0 equals 5; all others, and those beyond 9.2e18, as `ordered`."""
+    is_whole = (np.floor(floats) == floats) & (np.abs(floats) < WHOLE_MOST)
+    return np.where(is_whole, np.where(is_whole, floats, 0.0).astype(np.int64), ordered(floats))
+
+
+def _flat(parts: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+    return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(1, dtype)
+
+
+def plain_column(column: Any) -> Any:
+    """A column without chunks and encodings that only save space, in one of the types we know.
+
+    Dates become timestamps, decimals doubles; other types come back as they are.
+    """
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    dtype = column.type
+    if pa.types.is_dictionary(dtype):
+        return plain_column(column.cast(dtype.value_type))
+    if pa.types.is_run_end_encoded(dtype):
+        return plain_column(pc.call_function("run_end_decode", [column]))
+    if pa.types.is_string_view(dtype):
+        return column.cast(pa.large_string())
+    if pa.types.is_decimal(dtype):
+        return column.cast(pa.float64())
+    if pa.types.is_date(dtype):
+        return column.cast(pa.timestamp("us"))
+    if pa.types.is_uint64(dtype):
+        # what does not fit int64 is compared as a double
+        fits = pc.all(pc.less_equal(column, pa.scalar(2**63 - 1, pa.uint64()))).as_py()
+        return column.cast(pa.int64() if fits in (True, None) else pa.float64(), safe=False)
+    return column
+
+
+def _elements(column: Any) -> tuple[NDArray[np.int64], Any]:
+    """Offsets from 0 and the elements of a list column. Null elements are no elements."""
+    # flatten leaves out what null lists own in the buffer
+    lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0)).astype(np.int64)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    values = plain_column(column.flatten())
+    if values.null_count:
+        before = np.concatenate([[0], np.cumsum(np.asarray(values.is_valid()))])
+        offsets, values = before[offsets].astype(np.int64), values.drop_null()
+    return offsets, values
+
+
+def _is_list(dtype: pa.DataType) -> bool:
+    t = pa.types
+    kinds = (t.is_list, t.is_large_list, t.is_fixed_size_list, t.is_list_view, t.is_large_list_view)
+    return any(is_kind(dtype) for is_kind in kinds)
+
+
+def _kind_of(dtype: pa.DataType) -> int:
+    if pa.types.is_string(dtype) or pa.types.is_large_string(dtype):
+        return STRING
+    if pa.types.is_boolean(dtype):
+        return BOOL
+    if pa.types.is_integer(dtype):
+        return INT
+    if pa.types.is_floating(dtype):
+        return FLOAT
+    return TIME if pa.types.is_timestamp(dtype) else ABSENT_TYPE

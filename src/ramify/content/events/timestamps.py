@@ -1,0 +1,94 @@
+"""RFC 3339 times and numbers since 1970, as UTC microseconds.
+
+Owns what counts as a time, in any input: years 1 to 9999, digits beyond the microsecond cut, leap seconds
+refused because no timestamp can hold them.
+"""
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ramify.content.events.events import AttributeType
+
+__all__ = ["TimeUnit", "from_epoch", "parse_timestamps"]
+
+_RFC3339 = (
+    r"^([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt ]([0-9]{2}):([0-9]{2}):([0-9]{2})"
+    r"(?:\.([0-9]+))?(?:[Zz]|([+-])([0-9]{2}):([0-9]{2}))$"
+)
+_RFC3339_PYTHON = re.compile(_RFC3339.replace("$", r"\Z"))
+_EARLIEST: Any = pa.scalar(datetime(1, 1, 1, tzinfo=UTC), AttributeType.TIMESTAMP.arrow)
+_LATEST: Any = pa.scalar(datetime.max.replace(tzinfo=UTC), AttributeType.TIMESTAMP.arrow)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class TimeUnit(StrEnum):
+    """What a number in the time field counts. Strings are RFC 3339 whatever the unit."""
+
+    NONE = "none"
+    SECONDS = "s"
+    MILLISECONDS = "ms"
+
+
+def parse_timestamps(texts: "Sequence[str | None] | pa.Array[Any]") -> "tuple[pa.Array[Any], list[int]]":
+    """RFC 3339 times as UTC microseconds, and the rows that are none (null in the column).
+
+    Digits beyond the microsecond are cut. Leap seconds (":60") are refused: no timestamp can hold them.
+    Vectorised unless some time is malformed or uses lower-case letters.
+    """
+    column: Any = texts if isinstance(texts, pa.Array) else pa.array(texts, pa.string())
+    target = AttributeType.TIMESTAMP.arrow
+    if column.null_count == len(column):
+        return column.cast(target), []
+    if pc.all(pc.match_substring_regex(column, _RFC3339)).as_py():
+        times = _cast(column)
+        if times is None:  # Arrow refuses digits beyond its unit
+            times = _cast(pc.replace_substring_regex(column, r"(\.[0-9]{6})[0-9]+", r"\1"))
+        if times is not None:
+            return times, []
+    moments = [None if text is None else _moment(text) for text in column.to_pylist()]
+    bad = [row for row, moment in enumerate(moments) if moment is None and column[row].is_valid]
+    return pa.array(moments, target), bad
+
+
+def from_epoch(value: Any, unit: TimeUnit) -> datetime | None:
+    """The moment that a number names; None when it is no number, or beyond the calendar."""
+    if unit is TimeUnit.NONE or type(value) not in (int, float):
+        return None
+    try:
+        microseconds = round(value * (1_000_000 if unit is TimeUnit.SECONDS else 1000))
+        return _EPOCH + timedelta(microseconds=microseconds)
+    except OverflowError:
+        return None
+
+
+def _cast(texts: Any) -> "pa.Array[Any] | None":
+    """Well-formed times as timestamps, unless Arrow cannot read one or one is beyond the calendar."""
+    try:
+        times: Any = texts.cast(AttributeType.TIMESTAMP.arrow)
+    except pa.ArrowInvalid:
+        return None
+    within = pc.and_(pc.greater_equal(times, _EARLIEST), pc.less_equal(times, _LATEST))
+    return times if pc.all(within).as_py() else None
+
+
+def _moment(text: str) -> datetime | None:
+    found = _RFC3339_PYTHON.match(text)
+    if found is None:
+        return None
+    *parts, fraction, sign, hours, minutes = found.groups()
+    offset = timedelta(hours=int(hours or 0), minutes=int(minutes or 0))
+    if offset >= timedelta(days=1) or int(minutes or 0) > 59:
+        return None
+    try:
+        year, month, day, hour, minute, second = map(int, parts)
+        microsecond = int((fraction or "0")[:6].ljust(6, "0"))
+        local = datetime(year, month, day, hour, minute, second, microsecond, UTC)
+        return local + offset if sign == "-" else local - offset
+    except (ValueError, OverflowError):
+        return None

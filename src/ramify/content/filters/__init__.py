@@ -1,0 +1,1 @@
+"""Filters: the algebra, its three spellings, the grid over a content space, and subscriptions."""

@@ -1,0 +1,1 @@
+"""Graphs: overlay, underlay, distances, files, named overlays and generators."""

@@ -1,0 +1,546 @@
+"""What comes in from clients, as one event batch; and the way back to CloudEvents.
+
+Owns the checks on what a client publishes (`take_in`) and `to_cloudevent`. Pure: no clock, no socket.
+JSON is read by `ramify.content`, Arrow by `frames` and `arrow_rows`; nothing here is a second reader.
+
+Every event of a message becomes a row or a `Rejected`, and nothing that a client sends raises. The
+publisher column is the authenticated client, whatever an event claims: an extension `publisher` is
+replaced.
+"""
+
+from codecs import BOM_UTF8
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain, islice
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from ramify.content.events.cloudevents import cloudevents_parser, encode_event
+from ramify.content.events.events import (
+    BODY,
+    CONTEXT_NAMES,
+    FIXED_COLUMNS,
+    SIZE_BYTES,
+    AttributeType,
+    EventSchema,
+    RejectReason,
+    batch_to_events,
+)
+from ramify.content.events.flatten import collector_paused
+from ramify.content.events.framing import WHITESPACE, ArraySplitter
+from ramify.content.events.leaves import Leaf
+from ramify.content.events.records import Records, duplicate_keys
+from ramify.content.events.tabulate import PLAIN, Parsed, kind_of, tabulate
+from ramify.errors import InputError, LimitError
+from ramify.overlay.control.arrow_rows import Fault, Ints, Part, check_rows, fill_ids, fit_types
+from ramify.overlay.control.frames import Limits, concat, end_to_end, read_stream
+
+__all__ = [
+    "ARROW_TYPE",
+    "BATCH_TYPE",
+    "EVENT_TYPE",
+    "RAW_BYTES",
+    "WRAPPED_TYPE",
+    "Limits",
+    "Published",
+    "Rejected",
+    "take_in",
+    "take_in_by_client",
+    "to_cloudevent",
+]
+
+EVENT_TYPE = "application/cloudevents+json"
+BATCH_TYPE = "application/cloudevents-batch+json"
+ARROW_TYPE = "application/vnd.apache.arrow.stream"
+
+WRAPPED_TYPE = "ramify.event"
+"""The type of a CloudEvent that is made for an event which never was one."""
+
+RAW_BYTES = 64 << 10
+"""What a `Rejected` keeps of the event."""
+
+BAD_ARROW = "bad_arrow"
+CONTENT_TYPE = "content_type"
+DUPLICATE_ID = "duplicate_id"
+TOO_MANY_EVENTS = "too_many_events"
+
+# Attributes of one batch, in units of `max_attributes`: rows x columns is memory, absent or not.
+_WIDEST = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A message of a client: `id` is its Nats-Msg-Id, `position` its sequence in the stream."""
+
+    client: str
+    payload: bytes
+    content_type: str | None = None
+    id: str | None = None
+    position: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """An event, or a whole message, that was not taken in.
+
+    `reason` is a short code: one of `RejectReason`, or bad_arrow, content_type, duplicate_id and
+    too_many_events. `raw` holds the first 64 KiB of the event as it was published: its JSON text, the body
+    of an Arrow row, the payload when no event can be told apart.
+    """
+
+    client: str
+    position: int
+    event_id: str | None
+    reason: str
+    detail: str
+    raw: bytes
+
+
+def take_in(
+    messages: Sequence[Published], limits: Limits | None = None
+) -> tuple[pa.RecordBatch | None, list[Rejected]]:
+    """All good events of all messages as one batch, in order, and the others. None when none is good.
+
+    An attribute has the type that most events give it, or the first on a tie; integers and doubles count
+    as one and meet in double. An event with another type is rejected, so the messages of one call judge
+    each other: see `take_in_by_client`. An event without an id gets the message's id, in a batch followed
+    by `/` and its row; the second event of a message with the same source and id is rejected.
+    `_size_bytes` is the length of the JSON text; for Arrow, names and values together as for Parquet (what
+    the column says is not believed).
+
+    Cost: one parse of the JSON (two when an event without an id has an `id` inside), O(cells) otherwise.
+
+    Raises
+    ------
+    LimitError
+        When the messages together have over four times `max_attributes`; one message alone never has.
+    """
+    return _Intake(messages, limits or Limits()).taken()
+
+
+def take_in_by_client(
+    messages: Sequence[Published], limits: Limits | None = None
+) -> tuple[list[pa.RecordBatch], list[Rejected]]:
+    """As `take_in`, but what one client sends decides nothing about another's events: types are settled per
+    client, and the batches joined where they agree. Order is kept per client. Never raises."""
+    mine: dict[str, list[Published]] = {}
+    for message in messages:
+        mine.setdefault(message.client, []).append(message)
+    batches: list[pa.RecordBatch] = []
+    rejected: list[Rejected] = []
+    waiting = list(reversed(mine.values()))
+    while waiting:
+        some = waiting.pop()
+        try:
+            batch, refused = take_in(some, limits)
+        except LimitError:
+            waiting += [some[len(some) // 2 :], some[: len(some) // 2]]
+            continue
+        batches += [] if batch is None else [batch]
+        rejected += refused
+    return concat(batches), rejected
+
+
+def to_cloudevent(batch: pa.RecordBatch, row: int) -> dict[str, Any]:
+    """An event as a CloudEvent in JSON's types: what `take_in` would take in as this row. O(columns).
+
+    The publisher is the extension `publisher` unless it is the source. An event that never was a
+    CloudEvent (Arrow without `type`, or with names that an envelope cannot hold) is wrapped as the data of
+    one of type `ramify.event`. A JSON body with numbers beyond a double is handed over as `data_base64`.
+    """
+    (event,) = batch_to_events(batch.slice(row, 1))
+    if event.body is not None and event.body_is_json and not _is_readable(event.body):
+        attributes = {
+            p: v for p, v in event.attributes.items() if p != "data" and not p.startswith("data.")
+        }
+        event = replace(event, body_is_json=False, attributes=attributes)
+    try:
+        text = encode_event(event)
+    except InputError:
+        text = encode_event(event, wrap_as=WRAPPED_TYPE)
+    found: dict[str, Any] = msgspec.json.decode(text)
+    return found
+
+
+def _is_readable(text: bytes) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
+
+
+# --- one call of take_in -----------------------------------------------------------------------------
+
+
+_ANY_JSON = "application/json"
+
+
+@lru_cache(maxsize=64)
+def _media_type(content_type: str | None) -> str:
+    """A content type without its parameters; JSON where there is none."""
+    return (content_type or _ANY_JSON).partition(";")[0].strip().lower()
+
+
+def _alike(parts: list[Part]) -> list[list[Part]]:
+    """Parts that follow each other and have equal schemas, together."""
+    runs: list[list[Part]] = []
+    for part in parts:
+        if runs and part.batch.schema.equals(runs[-1][-1].batch.schema):
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return runs
+
+
+class _Intake:
+    def __init__(self, messages: Sequence[Published], limits: Limits) -> None:
+        self.messages = messages
+        self.limits = limits
+        # Rejected so far, each with (message, row), by which they are sorted at the end.
+        self.refused: list[tuple[int, int, Rejected]] = []
+        # The JSON texts of all messages, as published and as read (with ids), and where each was.
+        self.texts: list[bytes] = []
+        self.records = Records([])
+        self.message: list[int] = []
+        self.row: list[int] = []
+        self.single: set[int] = set()
+
+    def taken(self) -> tuple[pa.RecordBatch | None, list[Rejected]]:
+        found = [part for k in range(len(self.messages)) if (part := self._arrow_of(k)) is not None]
+        parts = [self._checked(run) for run in _alike(found)]
+        with collector_paused():
+            batch, whence = self._joined(parts)
+        self.refused.sort(key=lambda found: found[:2])
+        rejected = [found[2] for found in self.refused]
+        if batch is None or not batch.num_rows:
+            return None, rejected
+        clients: Any = pa.array([message.client for message in self.messages], pa.string())
+        at = batch.schema.get_field_index("publisher")
+        return batch.set_column(
+            at, FIXED_COLUMNS.field("publisher"), clients.take(pa.array(whence))
+        ), rejected
+
+    def _joined(self, parts: list[Part]) -> tuple[pa.RecordBatch | None, Ints]:
+        """The rows of all parts in order, and the message of each."""
+        parsed = self._parsed() if self.texts else None
+        columns = {} if parsed is None else parsed.leaves.columns
+        schema = EventSchema(_settled(columns, parts, self._order(parsed)))
+        if len(schema.attributes) > _WIDEST * self.limits.max_attributes:
+            text = f"the messages have {len(schema.attributes)} attributes together; take in fewer at once"
+            raise LimitError(text)
+        done = [self._kept(fit_types(part, schema)) for part in parts]
+        if parsed is not None:
+            done.append(self._tabulated(parsed, schema))
+        if not done:
+            return None, np.zeros(0, np.int64)
+        whole = end_to_end([part.batch for part in done])
+        message = np.concatenate([part.message for part in done])
+        row = np.concatenate([part.row for part in done])
+        key = (message << 32) + row
+        if not bool((key[1:] > key[:-1]).all()):
+            order: Any = np.argsort(key)
+            whole, message, row = whole.take(order), message[order], row[order]
+        part = Part(whole, message, row)
+        _reject_repeated(part)
+        part = self._kept(part)
+        return part.batch, part.message
+
+    # -- messages
+
+    def _arrow_of(self, k: int) -> Part | None:
+        """The rows of an Arrow message; of another, its JSON texts are noted."""
+        message = self.messages[k]
+        kind = _media_type(message.content_type)
+        if kind == ARROW_TYPE:
+            return self._arrow(k)
+        payload = message.payload
+        if payload[:1] != b"{" or payload[-1:] != b"}":
+            payload = payload.removeprefix(BOM_UTF8).strip(WHITESPACE)
+        if kind == BATCH_TYPE or (kind == _ANY_JSON and payload[:1] == b"["):
+            self._note_array(k, payload)
+        elif kind in (EVENT_TYPE, _ANY_JSON):
+            self.single.add(k)
+            self._note(k, 0, payload, None)
+        else:
+            text = (
+                f"the content type {kind[:80]!r} is unknown; use {EVENT_TYPE}, {BATCH_TYPE} or {ARROW_TYPE}"
+            )
+            self._refuse(k, 0, None, (CONTENT_TYPE, text), message.payload)
+        return None
+
+    def _note_array(self, k: int, payload: bytes) -> None:
+        splitter, most = ArraySplitter(), self.limits.max_batch_events
+        found = list(islice(splitter.feed(payload), most + 1))
+        if len(found) > most:
+            self._refuse_rest(k, found.pop()[0])
+        else:
+            found += splitter.finish()
+        for row, (text, fault) in enumerate(found):
+            self._note(k, row, text, fault)
+
+    def _note(self, k: int, row: int, text: bytes, fault: tuple[RejectReason, str] | None) -> None:
+        if fault is None and len(text) > self.limits.max_event_bytes:
+            fault = RejectReason.TOO_LARGE, f"the event is longer than {self.limits.max_event_bytes} bytes"
+        if fault is not None:
+            self.records.refused[len(self.texts)] = fault
+        self.texts.append(text)
+        self.message.append(k)
+        self.row.append(row)
+
+    def _arrow(self, k: int) -> Part | None:
+        message = self.messages[k]
+        try:
+            batch, more = read_stream(message.payload, self.limits)
+        except LimitError as error:
+            self._refuse(k, 0, None, (RejectReason.TOO_LARGE, str(error)), message.payload)
+            return None
+        except InputError as error:
+            self._refuse(k, 0, None, (BAD_ARROW, str(error)), message.payload)
+            return None
+        if more:
+            self._refuse_rest(k, b"")
+        rows = np.arange(batch.num_rows, dtype=np.int64)
+        part = Part(batch, np.full(batch.num_rows, k, np.int64), rows)
+        fill_ids(part, message.id)
+        return part
+
+    def _checked(self, parts: list[Part]) -> Part:
+        """Parts of one schema as one, without their faulty rows. Checks cost per call more than per row."""
+        whole = end_to_end([part.batch for part in parts])
+        message = np.concatenate([part.message for part in parts])
+        row = np.concatenate([part.row for part in parts])
+        faults: dict[int, Fault] = {}
+        before = 0
+        for part in parts:
+            faults.update((before + at, fault) for at, fault in part.faults.items())
+            before += part.batch.num_rows
+        joined = Part(whole, message, row, faults)
+        check_rows(joined, self.limits)
+        return self._kept(joined)
+
+    def _refuse_rest(self, k: int, raw: bytes) -> None:
+        most = self.limits.max_batch_events
+        text = f"the batch has more than {most} events; the others were not taken: split it"
+        self._refuse(k, most, None, (TOO_MANY_EVENTS, text), raw)
+
+    def _refuse(self, k: int, row: int, event_id: str | None, fault: Fault, raw: bytes) -> None:
+        message = self.messages[k]
+        found = Rejected(
+            message.client, message.position, event_id, str(fault[0]), fault[1], raw[:RAW_BYTES]
+        )
+        self.refused.append((k, row, found))
+
+    def _kept(self, part: Part) -> Part:
+        """The part without its faulty rows, which are refused."""
+        if not part.faults:
+            return part
+        ids, bodies = part.batch.column("id"), part.batch.column(BODY)
+        for row, fault in part.faults.items():
+            raw = bodies[row].as_py() or b""
+            self._refuse(int(part.message[row]), int(part.row[row]), ids[row].as_py(), fault, raw)
+        keep = np.ones(part.batch.num_rows, np.bool_)
+        keep[list(part.faults)] = False
+        return Part(part.batch.filter(pa.array(keep)), part.message[keep], part.row[keep])
+
+    # -- JSON
+
+    def _parsed(self) -> Parsed:
+        """The leaf columns of all JSON events, ids filled in, those beyond the limits refused."""
+        # Most events without an id show it by not having the word at all, which costs no second parse.
+        raw = [text if b'"id"' in text else self._with_id(i) for i, text in enumerate(self.texts)]
+        self.records.raw = raw
+        parse = cloudevents_parser("publisher")
+        parsed = parse(self.records, PLAIN)
+        missing = [i for i, fault in parsed.faults.items() if fault[0] is RejectReason.NO_ID]
+        filled = {i: text for i in missing if (text := self._with_id(i)) is not raw[i]}
+        if filled:
+            self.records.raw = [filled.get(i, text) for i, text in enumerate(raw)]
+            parsed = parse(self.records, PLAIN)
+        parsed.leaves.columns.pop("publisher", None)
+        _limit_attributes(parsed, np.array(self.message, np.int64), self.limits)
+        return parsed
+
+    def _with_id(self, i: int) -> bytes:
+        """The text of an event with the id that its message gives it; the same object if it gives none."""
+        text, k = self.texts[i], self.message[i]
+        message_id = self.messages[k].id
+        if not message_id:
+            return text
+        own = msgspec.json.encode(message_id if k in self.single else f"{message_id}/{self.row[i]}")
+        try:
+            found = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+            if found and "id" not in found:
+                return b'{"id":' + own + b"," + text[1:]
+            if bytes(found.get("id", b"")) != b"null" or duplicate_keys(
+                text, msgspec.json.decode(text), -1
+            ):
+                return text
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return text
+        return msgspec.json.encode({**found, "id": msgspec.Raw(own)})
+
+    def _order(self, parsed: Parsed | None) -> Ints:
+        """Per row of the leaves, its place among all events."""
+        index = [] if parsed is None else parsed.index
+        return (np.array(self.message, np.int64)[index] << 32) + np.array(self.row, np.int64)[index]
+
+    def _tabulated(self, parsed: Parsed, schema: EventSchema) -> Part:
+        decoded = tabulate(parsed, self.records, schema)
+        for i, fault in parsed.faults.items():
+            text = self.texts[i]
+            self._refuse(self.message[i], self.row[i], _id_within(text), fault, text)
+        kept = [i for i in parsed.index if i not in parsed.faults] if parsed.faults else parsed.index
+        batch = decoded.batch
+        if self.records.raw != self.texts:  # the ids that were filled in are not part of the size
+            sizes = np.fromiter((len(self.texts[i]) for i in kept), np.int64, len(kept))
+            at = batch.schema.get_field_index(SIZE_BYTES)
+            batch = batch.set_column(at, FIXED_COLUMNS.field(SIZE_BYTES), pa.array(sizes))
+        return Part(batch, np.array(self.message, np.int64)[kept], np.array(self.row, np.int64)[kept])
+
+
+def _id_within(text: bytes) -> str | None:
+    try:
+        found = msgspec.json.decode(text, type=_Id).id
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+class _Id(msgspec.Struct):
+    id: Any = None
+
+
+def _limit_attributes(parsed: Parsed, message_of: Ints, limits: Limits) -> None:
+    """Refuse events with too many attributes, then those that bring too many new ones into a message."""
+    most, index = limits.max_attributes, np.array(parsed.index, np.int64)
+
+    def rows() -> dict[str, Ints]:
+        return {p: leaf.rows for p, leaf in parsed.leaves.columns.items() if p not in CONTEXT_NAMES}
+
+    def refuse(found: Iterable[int], detail: str) -> None:
+        bad = list(found)
+        parsed.faults.update((int(index[row]), (RejectReason.TOO_LARGE, detail)) for row in bad)
+        parsed.leaves.drop(bad)
+
+    if len(parsed.leaves.columns) <= most:
+        return
+    counts = np.zeros(len(index), np.int64)
+    for where in rows().values():
+        counts[where] += 1
+    refuse(np.flatnonzero(counts > most).tolist(), f"the event has more than {most} attributes")
+    first: dict[int, list[tuple[int, str]]] = {}
+    found = rows()
+    for path, where in found.items():
+        where = np.sort(where)
+        owners, at = np.unique(message_of[index[where]], return_index=True)
+        for owner, k in zip(owners.tolist(), at.tolist(), strict=True):
+            first.setdefault(owner, []).append((int(where[k]), path))
+    beyond: set[int] = set()
+    for owner, seen in first.items():
+        for _, path in sorted(seen)[most:]:
+            where = found[path]
+            beyond.update(where[message_of[index[where]] == owner].tolist())
+    refuse(
+        beyond, f"the events of the message have more than {most} attributes together; split the message"
+    )
+
+
+# --- types -------------------------------------------------------------------------------------------
+
+_SCALAR_KINDS: dict[type, AttributeType] = {
+    str: AttributeType.STRING,
+    int: AttributeType.INT64,
+    float: AttributeType.DOUBLE,
+    bool: AttributeType.BOOLEAN,
+}
+
+
+def _settled(leaves: Mapping[str, Leaf], parts: list[Part], order: Ints) -> dict[str, AttributeType]:
+    """The type of each attribute that some event has."""
+    columns: dict[str, list[tuple[Part, AttributeType]]] = {}
+    for part in parts:
+        for path, kind in EventSchema.of_batch(part.batch).attributes.items():
+            if part.batch.column(path).null_count < part.batch.num_rows:
+                columns.setdefault(path, []).append((part, kind))
+    settled = {}
+    hidden = CONTEXT_NAMES | {""}
+    for path in (leaves.keys() | columns.keys()) - hidden:
+        leaf, typed = leaves.get(path), columns.get(path, [])
+        kinds = {kind for _, kind in typed}
+        own: set[AttributeType] | None = set() if leaf is None else _kinds(leaf)
+        if own is not None and len(kinds | own) == 1:
+            settled[path] = next(iter(kinds | own))
+        else:
+            winner = _voted(path, leaf, typed, order)
+            if winner is not None:
+                settled[path] = winner
+    return settled
+
+
+def _kinds(leaf: Leaf) -> set[AttributeType] | None:
+    """The types of a leaf's values, if they can be told from its Python types alone."""
+    kinds = leaf.kinds - {type(None)}
+    if list not in kinds:
+        return {_SCALAR_KINDS[kind] for kind in kinds}
+    if kinds != {list}:
+        return None
+    elements = set(map(type, chain.from_iterable(value for value in leaf.values if value)))
+    if elements == {str}:
+        return {AttributeType.STRINGS}
+    return {AttributeType.NUMBERS} if elements and elements <= {int, float} else None
+
+
+def _voted(
+    path: str, leaf: Leaf | None, typed: list[tuple[Part, AttributeType]], order: Ints
+) -> AttributeType | None:
+    """The type of most values, or of the first one on a tie; integers and doubles vote together."""
+    votes: Counter[AttributeType] = Counter()
+    first: dict[AttributeType, int] = {}
+    seen: set[AttributeType] = set()
+
+    def count(kind: AttributeType, values: int, earliest: int) -> None:
+        seen.add(kind)
+        family = AttributeType.DOUBLE if kind is AttributeType.INT64 else kind
+        votes[family] += values
+        first[family] = min(earliest, first.get(family, earliest))
+
+    if leaf is not None:
+        for place, value in zip(order[leaf.rows].tolist(), leaf.values, strict=True):
+            kind = kind_of(value)
+            if kind is not None:
+                count(kind, 1, place)
+    for part, kind in typed:
+        valid = part.batch.column(path).is_valid().to_numpy(zero_copy_only=False)
+        where = int(np.argmax(valid))
+        count(kind, int(valid.sum()), (int(part.message[where]) << 32) + int(part.row[where]))
+    if not votes:
+        # An empty array is no null, but tells no type.
+        return AttributeType.STRINGS if leaf is not None and [] in leaf.values else None
+    winner = max(votes, key=lambda family: (votes[family], -first[family]))
+    return winner if winner is not AttributeType.DOUBLE or winner in seen else AttributeType.INT64
+
+
+def _reject_repeated(part: Part) -> None:
+    """Source and id name an event: the second one in a message is the first one again."""
+    ids: Any = part.batch.column("id")
+    if len(ids.unique()) == len(ids):
+        return
+    kinds = EventSchema.of_batch(part.batch).attributes
+    source: Any = part.batch.column("source") if "source" in kinds else ids
+    keys = np.stack([part.message, _codes(ids), _codes(source)], axis=1)
+    _, first = np.unique(keys, axis=0, return_index=True)
+    again = np.ones(len(ids), np.bool_)
+    again[first] = False
+    part.reject(again, DUPLICATE_ID, "an earlier event of the message has the same source and id")
+
+
+def _codes(values: Any) -> Ints:
+    """Equal numbers for equal values."""
+    codes: Ints = values.dictionary_encode().indices.fill_null(-1).to_numpy().astype(np.int64)
+    return codes

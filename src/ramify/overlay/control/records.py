@@ -1,0 +1,387 @@
+"""What the control plane says: keys of its store, records under them, requests and answers. Pure.
+
+Owns the forms that brokers, coordinators and clients exchange; all of it is JSON.
+
+The store (`store.Store`, bucket CTL), with names as tokens:
+
+    leader                  lease of the coordinator that decides
+    coordinators.<name>     lease of a coordinator that is there, the leader or a standby
+    state                   `State`, by compare-and-set by the leader: what every broker is to do
+    overlay                 the overlay (large value)
+    replaced                names the last wish to replace the plan that was carried out
+    plans.<id>              a plan (large value, `plan_files.encode_plan`), never changed
+    changes.<id>            `Changes`: one revision of one epoch's plan, never changed
+    brokers.<broker>        lease of a broker; its session is in it
+    reports.<broker>        `BrokerReport` of `epochs`
+    status.<broker>         `Status`: counters for people and for the measured cost
+    clients.<client>        `ClientRecord`: what a client asked for; the truth that plans follow
+    moves.<client>          `Move`: the latest move of a client to another broker (`overlay.moving`)
+
+A client asks its broker at `ramify.control.<client>` (`Request`), and gets `Answer`. The broker checks it
+and passes it on to the leader at `COORDINATE` on the control server, with the names of client and broker
+(`Passed`), and passes the answer back.
+
+The leader asks other coordinators at `ramify.share.<name>` on the control server what they keep
+(`Question`, `Told`).
+"""
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from ramify.content.filters.subscriptions import Subscription
+from ramify.errors import InputError
+from ramify.planning.plans.growth import NO_GROWTH, Growth
+
+__all__ = [
+    "COORDINATE",
+    "COORDINATORS",
+    "DEFAULT_LEASE_S",
+    "DEFAULT_QUOTA_BYTES",
+    "LEADER",
+    "MOVES",
+    "OVERLAY",
+    "REPLACED",
+    "SHARE",
+    "STATE",
+    "Advertisement",
+    "Answer",
+    "Change",
+    "Changes",
+    "ClientRecord",
+    "Held",
+    "Lane",
+    "LinkCount",
+    "LiveEpoch",
+    "Move",
+    "Passed",
+    "Place",
+    "Problem",
+    "Question",
+    "Request",
+    "Spelled",
+    "State",
+    "Status",
+    "Told",
+    "decode",
+    "encode",
+]
+
+LEADER, STATE, OVERLAY, REPLACED = "leader", "state", "overlay", "replaced"
+COORDINATORS, MOVES = "coordinators", "moves"
+COORDINATE = "ramify.coordinate"
+"""Where the leader answers, in the account CONTROL of the control server."""
+
+SHARE = "ramify.share"
+"""Followed by a coordinator's token: where it answers what it keeps while it stands by, likewise."""
+
+DEFAULT_QUOTA_BYTES = 256 << 20
+DEFAULT_LEASE_S = 7 * 86_400
+
+
+class Spelled(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A filter in one of its three spellings, as in a file of subscriptions."""
+
+    sql: str | None = None
+    pattern: Any = None
+    keywords: list[str | list[str]] | None = None
+
+
+class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a client asks. `op` is one of OPS; `id` names a subscription or advertisement of the client.
+
+    subscribe     id, filter; quota_bytes, lease_s; wait_s: how long to wait until it is active everywhere;
+                  latency_ms: how late events may come, where plans bound that
+    unsubscribe   id; wait_s
+    advertise     id, filter
+    unadvertise   id
+    list          what the client has
+    resume        go on after a suspension: its subscriptions count again; wait_s
+    where         its broker and its lanes, with where their servers are
+    offer         the offer to move to another broker, once there is one; wait_s
+    accept        the offer `id`
+    decline       the offer `id`; reason
+    """
+
+    op: str
+    id: str = ""
+    filter: Spelled | None = None
+    quota_bytes: int = DEFAULT_QUOTA_BYTES
+    lease_s: int = DEFAULT_LEASE_S
+    wait_s: float = 5.0
+    reason: str = ""
+    latency_ms: float | None = None
+
+
+OPS = (
+    *("subscribe", "unsubscribe", "advertise", "unadvertise", "list", "resume"),
+    *("where", "offer", "accept", "decline"),
+)
+
+
+class Passed(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A client's request on its way to the leader; or one of a broker or an operator about a client:
+
+    suspend      with the reason
+    move         offer it the broker `to`, for `answer_s`, with the reason; redirect it for `ttl_s`
+    replicated   `broker` has its lane, which ends with `number`, for the move `id`
+    ended        the lane at `broker` ends with `number`, for the move `id`
+    left         all of the lane that the move `id` ended is read
+    """
+
+    broker: str
+    client: str
+    request: Request
+    reason: str = ""
+    to: str = ""
+    number: int = 0
+    ttl_s: float = 0.0
+    answer_s: float = 0.0
+
+
+class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why a request was not done. `code`: bad_request, bad_filter, too_complex, unknown, exists, limit,
+    too_late, suspended, no_coordinator, unavailable; moved: ask at `broker`, whose server is at `url`."""
+
+    code: str
+    reason: str
+    broker: str = ""
+    url: str = ""
+
+
+class Held(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A subscription of a client."""
+
+    filter: Spelled
+    quota_bytes: int = DEFAULT_QUOTA_BYTES
+    lease_s: int = DEFAULT_LEASE_S
+    # why it does not count at present; empty while it does
+    suspended: str = ""
+    # from a file of subscriptions; requests have none
+    latency_ms: float | None = None
+
+
+class Advertisement(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a client says that it will publish."""
+
+    filter: Spelled
+
+
+class Lane(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A part of what a client gets: its lane at a broker, from behind the number `start` on.
+
+    The numbers that its user sees are those of the lane and `base`. `end` is the last one on the lane, once
+    the client has moved on with the move `move`.
+    """
+
+    broker: str
+    base: int = 0
+    start: int = 0
+    end: int | None = None
+    move: str = ""
+
+
+class ClientRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a client asked for, and the broker that it is attached to.
+
+    `lanes`: of a client that has moved, those that may have something unread, in order; the last is the one
+    at `broker`. Empty: one lane, which begins with 1.
+    """
+
+    client: str
+    broker: str
+    subscriptions: dict[str, Held] = {}
+    advertisements: dict[str, Advertisement] = {}
+    lanes: list[Lane] = []
+
+
+class Move(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A client's move from broker `home` to broker `foreign`; `overlay.moving` says what phases there are.
+
+    url     of the server of the foreign broker
+    ttl_s   how long the home broker redirects the client by itself afterwards
+    until   when the offer ends; once it is accepted, when the move is given up unless plans have it
+    at      when the phase was reached; both in seconds since 1970
+    start   the number that the lane at the foreign broker ends with before the move
+    end     that of the last message of the lane at home
+    why     it ended as it did, or was offered
+    """
+
+    id: str
+    client: str
+    home: str
+    foreign: str
+    phase: str
+    at: float
+    until: float
+    url: str = ""
+    ttl_s: float = 0.0
+    start: int = 0
+    end: int = 0
+    why: str = ""
+
+
+class Place(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a client is asking, `here`, and where it belongs, `home`. `urls`: of the servers of the brokers
+    that matter to it, as far as they are known."""
+
+    here: str
+    home: str
+    lanes: list[Lane] = []
+    urls: dict[str, str] = {}
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`ok`, or `error`. `missing` names the brokers where a change is not active yet, with why; an answer
+    with `ok` and nothing missing means: active everywhere. `client` answers `list`, `place` answers
+    `where`, `move` answers what is about moves; an `offer` without it means that there is none."""
+
+    ok: bool = False
+    error: Problem | None = None
+    revision: int = 0
+    missing: dict[str, str] = {}
+    client: ClientRecord | None = None
+    place: Place | None = None
+    move: Move | None = None
+
+
+class Question(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What the leader asks a coordinator that stands by.
+
+    covering    the ids of kept subscriptions whose filter covers `filter`
+    kept        the kept subscriptions in the order of ids, those after `after`
+
+    `schema` is what filters are read with; `at`, the store's revision that the answer should know of.
+    """
+
+    op: str
+    schema: dict[str, str]
+    at: int = 0
+    filter: Spelled | None = None
+    after: str = ""
+
+
+class Told(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The answer: `ids` to covering; to kept, some of them and whether there are `more`. Or `error`."""
+
+    ids: list[str] = []
+    kept: dict[str, Spelled] = {}
+    more: bool = False
+    error: str = ""
+
+
+class Change(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One change of a plan, to be done the same by everyone (`planning.changes.redo`).
+
+    With a subscription it is added: to class `class_id`, a new one if the plan has fewer classes, and the
+    class to `channels`. Else the subscription `removed` is deleted. Channels grow for it or are pruned by
+    `growth`.
+    """
+
+    subscription: dict[str, Any] | None = None
+    class_id: int = -1
+    channels: list[int] = []
+    removed: str = ""
+    growth: Growth = NO_GROWTH
+
+
+class Changes(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The changes of one revision of one epoch, in order."""
+
+    epoch: int
+    revision: int
+    changes: list[Change]
+
+
+class LiveEpoch(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where an epoch's plan comes from: the plan as it was with revision `base`, then changes, each
+    (revision, key) in order. `at`: the clients that it has at another broker than their records say."""
+
+    epoch: int
+    plan_key: str
+    base: int
+    changes: list[tuple[int, str]] = []
+    at: dict[str, str] = {}
+
+
+class State(msgspec.Struct, frozen=True):
+    """What the leader has decided: `Epochs.to_json` and where the plans of its live epochs are."""
+
+    epochs: msgspec.Raw
+    live: list[LiveEpoch]
+
+
+class LinkCount(msgspec.Struct, frozen=True, array_like=True):
+    """What a broker has sent over a link since it started: events, bytes of events, bytes on the wire."""
+
+    messages: int
+    payload_bytes: int
+    wire_bytes: int
+
+
+class Status(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A broker's counters since `started` (seconds since 1970); they start over with a new session."""
+
+    broker: str
+    session: str
+    at: float
+    started: float
+    epoch: int = 0
+    revision: int = 0
+    routing: bool = False
+    events: int = 0
+    # published by clients of this broker, the others came over links
+    published: int = 0
+    published_bytes: int = 0
+    frames: int = 0
+    matchings: int = 0
+    deliveries: int = 0
+    rejects: int = 0
+    redeliveries: int = 0
+    strays: int = 0
+    recoveries: int = 0
+    sampled: int = 0
+    links: dict[str, LinkCount] = {}
+    # published[epoch]: events and bytes that entered with it; sent[epoch][neighbour]: LinkCount
+    entered: dict[int, tuple[int, int]] = {}
+    sent: dict[int, dict[str, LinkCount]] = {}
+    # messages that wait: on IN, per neighbour's lane to here, per client's lane
+    lag_published: int = 0
+    lag_links: dict[str, int] = {}
+    lag_clients: dict[str, int] = {}
+    suspended: dict[str, str] = {}
+    trouble: str = ""
+    # where matches are made: clients here, descriptors stored and data channels through here
+    clients: int = 0
+    descriptors: int = 0
+    channels: int = 0
+    # of the broker's server, for clients
+    url: str = ""
+
+
+_T = TypeVar("_T")
+
+
+def encode(value: msgspec.Struct) -> bytes:
+    """For the store and the wire."""
+    return msgspec.json.encode(value)
+
+
+def decode(data: bytes, type_: type[_T]) -> _T:
+    """Read a record. Raises `InputError` with what is wrong and where."""
+    try:
+        return msgspec.json.decode(data, type=type_)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"this is no {type_.__name__.lower()}: {error}") from None
+
+
+def subscription_of(
+    client: str, broker: str, id: str, filter: Spelled, latency_ms: float | None = None
+) -> Subscription:
+    """The subscription of a request. Raises `InputError`."""
+    keywords = filter.keywords
+    pattern = None if filter.pattern is None else msgspec.json.encode(filter.pattern).decode()
+    words: Any = None
+    if keywords is not None:
+        words = tuple(tuple(w) if isinstance(w, list) else w for w in keywords)
+    return Subscription(id, client, broker, filter.sql, pattern, words, latency_ms)

@@ -1,0 +1,573 @@
+"""What a coordinator decides: requests to records, records to revisions of the live plans. Pure.
+
+Owns the `Book`, all that a leader knows: the records of clients, the plans of the live epochs, the life of
+the epochs. A call changes the book and returns what is to be written, in this order:
+
+    records     what clients want: the truth that plans follow
+    changes     one record for each live epoch, or a whole plan for a new one, under keys that are new
+    state       what brokers act by; written last, by compare-and-set
+
+So whoever reads the store after a crash between two writes finds records that are ahead of the plans, or
+keys that nobody refers to; never a plan that is ahead of the records. `Book.load` and `revise` bring the
+plans up to the records, and end where the one before would have ended.
+
+The *head* is the newest epoch that is to be flipped to. What it lacks, because its kind of plan cannot take
+it, is not active and waits for the next plan. An older epoch may lack more: `missing` waits until nobody
+stamps events with that one.
+
+A client that moves to another broker (`moving`) does so with a new epoch: that and all later ones have it
+there, those before where it was, whatever is revised meanwhile. The record follows when the older are gone.
+"""
+
+import json
+from collections import ChainMap
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ramify.content.filters.subscriptions import Subscription, read_subscriptions
+from ramify.errors import InputError, PlanError
+from ramify.network.graphs.files import decode_overlay, encode_overlay
+from ramify.network.graphs.overlay import Overlay
+from ramify.overlay.control.epochs import Epochs, Flip, Install
+from ramify.overlay.control.epochs import State as Life
+from ramify.overlay.control.names import token
+from ramify.overlay.control.records import (
+    OVERLAY,
+    STATE,
+    Change,
+    Changes,
+    ClientRecord,
+    Held,
+    LiveEpoch,
+    Spelled,
+    State,
+    decode,
+    encode,
+    subscription_of,
+)
+from ramify.overlay.routing.form import encode_routing
+from ramify.planning.choosing.revise import add_subscription, delete_subscription, redo, undo
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.files import decode_plan, encode_plan
+from ramify.planning.plans.lateness import TooLateError, refuses
+from ramify.planning.plans.plan import Plan
+
+__all__ = [
+    "MOST_CHANGES",
+    "Book",
+    "Hints",
+    "Lack",
+    "LivePlan",
+    "Revised",
+    "Write",
+    "applied",
+    "client_key",
+    "records_of",
+    "revised",
+    "spelled",
+    "wanted_of",
+]
+
+ROUTING = "routing"
+"""Behind the key of a plan: its routing form."""
+
+MOST_CHANGES = 256
+"""Revisions of an epoch after which its plan is written anew."""
+
+MOST_CHANGES_BYTES = 512 << 10
+"""Bytes of one record of changes, but for one that a single change makes longer."""
+
+Matching = Callable[[Plan, Subscription], tuple[Demand, npt.NDArray[np.bool_]] | None]
+"""The present sample as a demand of a plan's classes, and which of its patterns a newcomer matches."""
+
+Hints = Mapping[str, Collection[str]]
+"""Newcomer -> the subscriptions that may cover it, by ids; of those without a hint, any may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A value for the store. `large` ones are written in parts."""
+
+    key: str
+    value: bytes
+    large: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """Why a plan does not have a subscription. `replan`: a new plan would."""
+
+    reason: str
+    replan: bool
+
+
+# ---------------------------------------------------------------------------------------------- plans
+
+
+@dataclass(frozen=True, slots=True)
+class Revised:
+    """A plan brought up to what is wanted, the changes that did it, and what it cannot take."""
+
+    plan: Plan
+    changes: list[Change]
+    lacks: dict[str, Lack]
+    demand: Demand | None
+
+
+def revised(
+    plan: Plan,
+    wanted: Mapping[str, Subscription],
+    touched: Iterable[str] | None = None,
+    demand: Demand | None = None,
+    matching: Matching | None = None,
+    hints: Hints | None = None,
+) -> Revised:
+    """The plan with exactly the wanted subscriptions, of those that were touched, or of all.
+
+    What a plan of its kind cannot take is left out and named. Applying `changes` to the plan (`applied`)
+    gives the same plan. Costs O(classes) for each change, and O(subscriptions) once when all are compared.
+    """
+    ids = sorted({*wanted, *plan.classes.class_of} if touched is None else set(touched))
+    members = {row.id: row for row in _members(plan, None if touched is None else ids)}
+    changes: list[Change] = []
+    lacks: dict[str, Lack] = {}
+    coming: list[Subscription] = []
+    for id_ in ids:
+        row, k = wanted.get(id_), plan.classes.class_of.get(id_)
+        if k is not None and (row is None or not _is_same(plan, k, members[id_], row)):
+            left = delete_subscription(plan, id_)
+            plan = left.plan
+            changes.append(Change(removed=id_, growth=left.growth))
+            if demand is not None and plan.classes.vacant[k]:
+                demand = _without_class(demand, k)
+            k = None
+        if row is not None and k is None:
+            coming.append(row)
+    for row in coming:
+        sample = None if matching is None else matching(plan, row)
+        given, matched = (demand, None) if sample is None else sample
+        try:
+            given = Demand.of([]) if given is None else given
+            joined = add_subscription(plan, row, given, matched, _among(plan, row.id, hints))
+        except InputError as error:
+            lacks[row.id] = Lack(str(error), isinstance(error, PlanError))
+            continue
+        plan = joined.plan
+        made = Change(
+            json.loads(row.to_json()), joined.class_id, list(joined.channels), growth=joined.growth
+        )
+        changes.append(made)
+    return Revised(plan, changes, lacks, demand)
+
+
+def _among(plan: Plan, id_: str, hints: Hints | None) -> set[int] | None:
+    """The classes of those that a hint names, as far as the plan knows them; None without a hint."""
+    if hints is None or id_ not in hints:
+        return None
+    known = plan.classes.class_of
+    return {known[other] for other in hints[id_] if other in known}
+
+
+def applied(plan: Plan, changes: Iterable[Change]) -> Plan:
+    """The plan after changes that a coordinator recorded. Raises `InputError` for those of another plan."""
+    for change in changes:
+        if change.subscription is None:
+            plan = undo(plan, change.removed, change.growth)
+            continue
+        read = read_subscriptions([json.dumps(change.subscription)], plan.classes.schema)
+        if not read.good:
+            raise InputError(f"a recorded change has no subscription that can be used: {read.bad[0]}")
+        plan = redo(plan, read.good[0], change.class_id, change.channels, change.growth)
+    return plan
+
+
+def _members(plan: Plan, ids: Sequence[str] | None) -> Iterable[Subscription]:
+    """The members of the classes of these subscriptions, or of all."""
+    known = plan.classes.class_of
+    held = range(len(plan.classes)) if ids is None else sorted({known[id_] for id_ in ids if id_ in known})
+    return (row for k in held for row in plan.classes.members[k])
+
+
+def _is_same(plan: Plan, k: int, row: Subscription, wanted: Subscription) -> bool:
+    """Whether a member of class k is what is wanted. Filters are parsed only where spelled apart."""
+    if (row.client, row.broker, row.latency_ms) != (wanted.client, wanted.broker, wanted.latency_ms):
+        return False
+    spelled = plan.classes.spelled[k]
+    if _spelling(spelled) == _spelling(wanted):
+        return True
+    schema = plan.classes.schema
+    return spelled.parse(schema).key == wanted.parse(schema).key
+
+
+def _spelling(row: Subscription) -> tuple[Any, ...]:
+    pattern = None if row.pattern is None else json.loads(row.pattern)
+    return row.sql, pattern, row.keywords
+
+
+def _tidied(plan: Plan, like: Plan | None = None) -> Plan:
+    """The plan as one that was read has it: a class is spelled by its first member.
+
+    Filters that are known, or that another plan spells alike, are not parsed again: of 100,000 that would
+    take half a minute.
+    """
+    before = plan.classes
+    rows = tuple(m[0] if m else row for m, row in zip(before.members, before.spelled, strict=True))
+    classes = replace(before, spelled=rows)
+    known = before if "filters" in before.__dict__ else None if like is None else like.classes
+    if known is not None and "filters" in known.__dict__:
+        same = [_spelling(a) == _spelling(b) for a, b in zip(rows, known.spelled, strict=False)]
+        classes.__dict__["filters"] = tuple(
+            known.filters[k] if k < len(same) and (same[k] or known is before) else row.parse(before.schema)
+            for k, row in enumerate(rows)
+        )
+    return replace(plan, classes=classes)
+
+
+def _without_class(demand: Demand, k: int) -> Demand:
+    """Class k matched nowhere. Patterns that become equal stay apart, which no sum notices. O(entries)."""
+    keep = demand.classes != k
+    before = np.concatenate(([0], np.cumsum(keep)))
+    return replace(demand, classes=demand.classes[keep], start=before[demand.start].astype(np.int64))
+
+
+# -------------------------------------------------------------------------------------------- records
+
+
+def client_key(client: str) -> str:
+    """Where a client's record stands."""
+    return f"clients.{token(client)}"
+
+
+def spelled(row: Subscription) -> Spelled:
+    """A subscription's filter as records have it."""
+    words: Any = row.keywords
+    if words is not None:
+        words = [list(word) if isinstance(word, tuple) else word for word in words]
+    return Spelled(row.sql, None if row.pattern is None else json.loads(row.pattern), words)
+
+
+def records_of(plan: Plan) -> dict[str, ClientRecord]:
+    """The records that ask for what a plan serves, by client. Raises `InputError` for a client at two
+    brokers: it has one lane."""
+    found: dict[str, ClientRecord] = {}
+    for row in (row for members in plan.classes.members for row in members):
+        known = found.setdefault(row.client, ClientRecord(row.client, row.broker, {}, {}))
+        if known.broker != row.broker:
+            raise InputError(
+                f"client {row.client!r} subscribes at {known.broker!r} and at {row.broker!r}. "
+                "A live client is attached to one broker: give it another name at the other."
+            )
+        known.subscriptions[row.id] = Held(spelled(row), latency_ms=row.latency_ms)
+    return found
+
+
+def wanted_of(record: ClientRecord, at: str | None = None) -> dict[str, Subscription]:
+    """The subscriptions of a client that count, at its broker or another."""
+    return {
+        id_: subscription_of(record.client, at or record.broker, id_, held.filter, held.latency_ms)
+        for id_, held in record.subscriptions.items()
+        if not held.suspended
+    }
+
+
+# ----------------------------------------------------------------------------------------------- book
+
+
+@dataclass(slots=True)
+class LivePlan:
+    """An epoch's plan as its last revision has it, and where that comes from (`LiveEpoch`)."""
+
+    plan: Plan
+    plan_key: str
+    base: int
+    changes: list[tuple[int, str]] = field(default_factory=list)
+    lacks: dict[str, Lack] = field(default_factory=dict)
+    demand: Demand | None = None
+    at: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> list[str]:
+        """All that the store has of it."""
+        return [self.plan_key, f"{self.plan_key}.{ROUTING}", *(key for _, key in self.changes)]
+
+
+def _plan_writes(key: str, plan: Plan) -> list[Write]:
+    """A plan, and what brokers read in its stead: its routing form, which saves them compiling it."""
+    form = Write(f"{key}.{ROUTING}", encode_routing(plan), large=True)
+    return [form, Write(key, encode_plan(plan), large=True)]
+
+
+def _parts(changes: Sequence[Change]) -> list[list[Change]]:
+    """Changes cut so that a server takes each part as one value; one part where there are none."""
+    parts: list[list[Change]] = [[]]
+    size = 0
+    for change in changes:
+        own = len(encode(change))
+        if parts[-1] and size + own > MOST_CHANGES_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(change)
+        size += own
+    return parts
+
+
+class Book:
+    """See the module. `fresh` gives names that were never used, for keys."""
+
+    def __init__(self, overlay: Overlay, fresh: Callable[[], str]) -> None:
+        self.overlay = overlay
+        self.epochs = Epochs()
+        self.records: dict[str, ClientRecord] = {}
+        self.wanted: dict[str, Subscription] = {}
+        self.owner: dict[str, str] = {}
+        """The client of each subscription, also of those that do not count."""
+        self.live: dict[int, LivePlan] = {}
+        self.matching: Matching | None = None
+        self.dropped: list[str] = []
+        """Keys that the next saved state no longer refers to."""
+        self.blocked: dict[str, str] = {}
+        """Whom a plan waits for that the head's lack made necessary, and why."""
+        self._fresh = fresh
+
+    @classmethod
+    def first(cls, plan: Plan, fresh: Callable[[], str]) -> tuple["Book", list[Write]]:
+        """The book of a new overlay with its plan as the first epoch, and all that is to be written."""
+        made = cls(plan.overlay, fresh)
+        writes = made.put_records(records_of(plan).values())
+        writes.append(Write(OVERLAY, encode_overlay(plan.overlay), large=True))
+        _, more = made.propose(plan)
+        return made, [*writes, *more, made.state()]
+
+    @classmethod
+    def load(
+        cls, read: Callable[[str], bytes], clients: Iterable[bytes], fresh: Callable[[], str]
+    ) -> "Book":
+        """The book that a store holds. `read` gives the value of a key that the state refers to.
+
+        Call `revise` next: the one who wrote it may have stopped between records and plans.
+        """
+        made = cls(decode_overlay(read(OVERLAY)), fresh)
+        for value in clients:
+            made.put_records([decode(value, ClientRecord)])
+        state = decode(read(STATE), State)
+        made.epochs = Epochs.from_json(bytes(state.epochs))
+        for epoch in state.live:
+            plan = decode_plan(read(epoch.plan_key))
+            for _, key in epoch.changes:
+                plan = applied(plan, decode(read(key), Changes).changes)
+            live = LivePlan(plan, epoch.plan_key, epoch.base, list(epoch.changes), at=dict(epoch.at))
+            made.live[epoch.epoch] = live
+        return made
+
+    @property
+    def head(self) -> LivePlan:
+        """The plan to be: see the module."""
+        wanted = self.epochs.wanted
+        if wanted is None:
+            raise InputError("no plan has been proposed yet: propose one first")
+        return self.live[wanted]
+
+    def put_records(self, records: Iterable[ClientRecord]) -> list[Write]:
+        """Take over what clients want now. Plans follow with `revise`."""
+        writes: list[Write] = []
+        for record in records:
+            before = self.records.get(record.client)
+            for id_ in before.subscriptions if before is not None else ():
+                self.wanted.pop(id_, None)
+                self.owner.pop(id_, None)
+            self.records[record.client] = record
+            self.wanted |= wanted_of(record)
+            self.owner |= dict.fromkeys(record.subscriptions, record.client)
+            writes.append(Write(client_key(record.client), encode(record)))
+        return writes
+
+    def revise(self, touched: Iterable[str] | None = None, hints: Hints | None = None) -> list[Write]:
+        """Bring every live plan up to what is wanted, as one revision; nothing when all are.
+
+        Hints say where to look for what covers a newcomer. A wrong one costs a channel, never an event.
+        """
+        ids = None if touched is None else list(touched)
+        found = {
+            epoch: revised(live.plan, self.wanted_at(live.at), ids, live.demand, self.matching, hints)
+            for epoch, live in self.live.items()
+        }
+        for epoch, made in found.items():
+            lacks = self.live[epoch].lacks
+            for id_ in list(lacks) if ids is None else ids:
+                lacks.pop(id_, None)
+            lacks |= made.lacks
+        if not any(made.changes for made in found.values()):
+            return []
+        revision = self.epochs.revise()
+        writes: list[Write] = []
+        for epoch, made in found.items():
+            live = self.live[epoch]
+            live.plan, live.demand = made.plan, made.demand
+            for part in _parts(made.changes):
+                key = f"changes.{self._fresh()}"
+                live.changes.append((revision, key))
+                writes.append(Write(key, encode(Changes(epoch, revision, part))))
+        return writes
+
+    def propose(self, plan: Plan, demand: Demand | None = None) -> tuple[int, list[Write]]:
+        """A new epoch for a plan, brought up to what is wanted. Raises `EpochError` while three live.
+
+        The plan must pass `check`; and it must be able to take all that the head has, else `PlanError`.
+        What both lack waits for the plan after: were it refused, plans could be overtaken for ever. Clients
+        are where the head has them, also in a plan that was made when they were elsewhere.
+        """
+        return self._propose(plan, demand, {} if self.epochs.wanted is None else self.head.at)
+
+    def move(
+        self, to: Mapping[str, str], plan: Plan | None = None, demand: Demand | None = None
+    ) -> tuple[int, list[Write]]:
+        """As `propose`, with clients at other brokers: the head's plan but for them, or the one given."""
+        demand = self.head.demand if plan is None else demand
+        return self._propose(plan or self.head.plan, demand, {**self.head.at, **to})
+
+    def _propose(self, plan: Plan, demand: Demand | None, at: Mapping[str, str]) -> tuple[int, list[Write]]:
+        made = revised(self.with_clients_at(plan, at), self.wanted_at(at), demand=demand)
+        head = None if self.epochs.wanted is None else self.head
+        waiting = {} if head is None else head.lacks
+        moved = {
+            id_ for client in at if client in self.records for id_ in self.records[client].subscriptions
+        }
+        if lost := [
+            lack.reason
+            for id_, lack in made.lacks.items()
+            if (lack.replan or id_ in moved) and id_ not in waiting
+        ]:
+            raise PlanError(f"plan {plan.scheme} was overtaken by subscriptions:", lost)
+        like = None if head is None else head.plan
+        tidy, name = _tidied(made.plan, like), self._fresh()
+        epoch = self.epochs.propose(name)
+        live = LivePlan(tidy, f"plans.{name}", self.epochs.revision, [], made.lacks, made.demand, dict(at))
+        self.live[epoch] = live
+        return epoch, _plan_writes(live.plan_key, tidy)
+
+    def wanted_at(self, at: Mapping[str, str]) -> Mapping[str, Subscription]:
+        """What is wanted, with some clients at other brokers than their records say."""
+        moved: dict[str, Subscription] = {}
+        for client, broker in at.items():
+            record = self.records.get(client)
+            if record is not None and record.broker != broker:
+                moved |= wanted_of(record, broker)
+        return ChainMap(moved, self.wanted) if moved else self.wanted
+
+    def with_clients_at(self, plan: Plan, at: Mapping[str, str]) -> Plan:
+        """A plan that attaches no client that has moved to a broker where it was before."""
+        known, records = plan.attachments, self.records
+        moved = {c: record.broker for c in known if (record := records.get(c)) is not None and record.lanes}
+        stale = {c: b for c, b in {**moved, **at}.items() if known.get(c, b) != b}
+        return replace(plan, attachments={**known, **stale}) if stale else plan
+
+    def places_of(self, client: str) -> dict[int, str]:
+        """The broker that each live plan has a client at, for one that has a record."""
+        recorded = self.records[client].broker
+        return {epoch: live.at.get(client, recorded) for epoch, live in self.live.items()}
+
+    def is_head(self, plan: Plan) -> bool:
+        """Whether a plan, with what is wanted now, is the head's."""
+        at = self.head.at
+        made = revised(self.with_clients_at(plan, at), self.wanted_at(at))
+        return encode_plan(_tidied(made.plan)) == encode_plan(_tidied(self.head.plan))
+
+    def long(self) -> list[int]:
+        """The epochs with so many changes that `rebase` is due.
+
+        Not before every registered broker holds the last: those would have to read the whole plan. But
+        under changes without a pause that moment may not come.
+        """
+        behind = any(isinstance(action, Install) for action in self.epochs.actions())
+        most = 4 * MOST_CHANGES if behind else MOST_CHANGES
+        return [epoch for epoch, live in self.live.items() if len(live.changes) >= most]
+
+    def rebase(self, epoch: int) -> list[Write]:
+        """Write an epoch's plan anew as it is now, in place of its base and all changes.
+
+        Brokers that hold the revision need not read it. Costs the encoding of the plan.
+        """
+        live, key = self.live[epoch], f"plans.{self._fresh()}"
+        tidy = _tidied(live.plan)
+        self.dropped += live.keys
+        live.plan, live.plan_key, live.changes = tidy, key, []
+        live.base = self.epochs.revision
+        return _plan_writes(key, tidy)
+
+    def state(self) -> Write:
+        """What brokers act by. Plans of retired epochs go out of the book."""
+        for epoch in self.live.keys() - set(self.epochs.live):
+            self.dropped += self.live.pop(epoch).keys
+        live = [
+            LiveEpoch(epoch, each.plan_key, each.base, list(each.changes), self._apart(each))
+            for epoch, each in sorted(self.live.items())
+        ]
+        return Write(STATE, encode(State(msgspec.Raw(self.epochs.to_json()), live)))
+
+    def _apart(self, live: LivePlan) -> dict[str, str]:
+        """The clients that a plan has elsewhere than their records; the others need no mention any more."""
+        records = self.records
+        live.at = {c: b for c, b in live.at.items() if c not in records or records[c].broker != b}
+        return dict(live.at)
+
+    def referred(self) -> set[str]:
+        """The keys of plans and changes that the state needs."""
+        return {key for live in self.live.values() for key in live.keys}
+
+    def missing(self, ids: Sequence[str], revision: int) -> dict[str, str]:
+        """Where a change of these subscriptions, made with this revision, is not active yet, and why.
+
+        Lost brokers are not among them: they route nothing until they have caught up.
+        """
+        epochs, target = self.epochs, self.epochs.target
+        everyone = epochs.registered or frozenset({"coordinator"})
+        if target is None or not epochs.registered:
+            return dict.fromkeys(everyone, "no broker routes by a plan yet: wait until brokers register")
+        head = self.head.lacks
+        for id_ in ids:
+            if id_ in head and self.blocked:
+                return dict(self.blocked)
+            if id_ in head:
+                return dict.fromkeys(everyone, f"waits for a plan that can take {id_}: {head[id_].reason}")
+        lacking = [e for e, live in self.live.items() if any(id_ in live.lacks for id_ in ids)]
+        if target in lacking:
+            waits = epochs.waits_for(epochs.wanted) if epochs.wanted is not None else {}
+            return dict(waits) or dict.fromkeys(everyone, "has not flipped to the new plan")
+        if lacking:
+            behind = {
+                broker for action in epochs.actions() if isinstance(action, Flip) for broker in action.to
+            }
+            if behind:
+                return dict.fromkeys(sorted(behind), f"has not flipped to epoch {target}")
+        active, _ = epochs.active_at(revision)
+        late = epochs.registered - active
+        return dict.fromkeys(sorted(late), f"has not confirmed revision {revision}")
+
+    def too_late(self, row: Subscription) -> str:
+        """Why the head refuses a subscription for its latency bound; empty where it does not.
+
+        Costs as much as adding it, on plans that refuse; nothing on others.
+        """
+        plan = self.head.plan
+        if not refuses(plan):
+            return ""
+        if row.id in plan.classes.class_of:
+            plan = delete_subscription(plan, row.id).plan
+        try:
+            add_subscription(plan, row, Demand.of([]))
+        except TooLateError as error:
+            return error.reason
+        except InputError:
+            return ""  # for another reason: told where it is added
+        return ""
+
+    def can_roll_back_to(self, epoch: int) -> bool:
+        """Whether an epoch is live and has everything that is wanted, with clients where they are now."""
+        if self.epochs.state(epoch) is Life.RETIRED or self.live[epoch].lacks:
+            return False
+        return self._apart(self.live[epoch]) == self._apart(self.head)

@@ -1,0 +1,1 @@
+"""The live broker: inputs, steps, its log, its clients and their quotas."""

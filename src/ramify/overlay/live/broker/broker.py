@@ -1,0 +1,654 @@
+"""The live broker: pulls its inputs, routes them in steps, writes its log, and comes back from anything.
+
+Owns the loop. A step takes what waits on all inputs (clients' publishes and neighbours' lanes), routes
+it, writes the outputs with the positions that they complete, and only then acknowledges the inputs.
+Whatever goes wrong (a timeout, a dead server, another router's write), the broker loads its positions
+from the log and has its inputs delivered again from there: an event that was acknowledged is never lost,
+and none is doubled.
+
+A neighbour that is dead or slow is a lane that is not read; a client likewise. Neither stops the loop. When
+the log is full the broker pulls nothing until there is room: that is the backpressure.
+
+Whoever governs the broker (`governed`) gives it a *gate*: while that is closed no step is taken. Under
+`between_steps` no step is under way, and what the log has is known.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import nats.errors
+from nats.aio.client import Client as Nats
+
+from ramify.errors import LiveError
+from ramify.overlay.control.counters import Counters
+from ramify.overlay.control.intake import Limits, Rejected
+from ramify.overlay.control.names import DELIVER, IN, LINK, OUT, name_of, token
+from ramify.overlay.control.steps import Stepped, Stepper
+from ramify.overlay.live.broker.inputs import CLIENTS, ROWS, Input, Inputs, Taken, reached
+from ramify.overlay.live.broker.log import (
+    MOST_MESSAGES,
+    LogFullError,
+    OutLog,
+    Output,
+    Recovered,
+    RefusedError,
+    SupersededError,
+    Written,
+)
+from ramify.overlay.live.broker.memory import StepSize, give_back
+from ramify.overlay.live.broker.retention import Keeper
+from ramify.overlay.live.wire.pull import Puller
+from ramify.overlay.live.wire.security import INFO
+from ramify.overlay.live.wire.streams import (
+    DUPLICATE_WINDOW_S,
+    Endpoint,
+    Sizes,
+    connect,
+    ensure_consumer,
+    ensure_lanes,
+    ensure_streams,
+    sparing,
+)
+from ramify.overlay.live.wire.tasks import end_tasks
+
+__all__ = ["Broker", "BrokerConfig"]
+
+_log = logging.getLogger(__name__)
+
+_MOST_STEP_MESSAGES = 512
+_PURGE_EVERY_S = 5.0
+_RETRY_S = (0.05, 0.1, 0.25, 0.5, 1.0)
+_MOST_STATE_BYTES = 16 << 20
+"""Of states of the node that are out of date: then they are forgotten at once."""
+_FULL_WAIT_S = 0.5
+_RESET_AGAIN_S = 0.5
+_IDLE_S = 0.005
+_SAY_S = 30.0
+"""How often the same trouble with a connection is told."""
+
+
+@dataclass(frozen=True)
+class BrokerConfig:
+    """Who a broker is, where its server and its neighbours' servers are.
+
+    `linger_s` is how long the first events of a step wait for others when events come fast. `client_url` is
+    where clients reach its server, if not where the broker does.
+    """
+
+    name: str
+    server: Endpoint
+    neighbours: Mapping[str, Endpoint]
+    clients: tuple[str, ...] = ()
+    sizes: Sizes = field(default_factory=Sizes)
+    limits: Limits = field(default_factory=Limits)
+    linger_s: float = 0.005
+    client_url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Post:
+    """Messages to be written, as they are when it is their turn; `told` gets the outcome."""
+
+    make: Callable[[], Sequence[Output]]
+    then: Callable[[], None]
+    told: asyncio.Future[None]
+
+
+class Broker:
+    """See the module. `run` until cancelled; `node` holds the plans.
+
+    `on_commit` hears of every step once it is in the log, with what was written.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        node: Stepper,
+        *,
+        gate: Callable[[], bool] = lambda: True,
+        on_commit: Callable[[Stepped, Sequence[Written]], None] | None = None,
+    ) -> None:
+        self.config = config
+        self.node = node
+        self.counters = Counters()
+        # the clients whose lanes have a reader's consumer
+        self.clients: set[str] = set(config.clients)
+        self.keeper = Keeper(config.sizes)
+        self.ready = asyncio.Event()
+        # what went wrong last
+        self.trouble = ""
+        self._gate = gate
+        self._on_commit = on_commit
+        self._arrived = asyncio.Event()
+        self._between = asyncio.Lock()
+        self._posts: deque[_Post] = deque()
+        self._inputs = Inputs(self._arrived)
+        self._own: Nats | None = None
+        self._log: OutLog | None = None
+        self._begun: Mapping[str, int] | None = None
+        self._begun_epoch = 0
+        self._links: list[asyncio.Task[None]] = []
+        self._resets: set[asyncio.Task[None]] = set()
+        self._busy = False
+        self._size = StepSize(_MOST_STEP_MESSAGES)
+        # neighbour -> the end of its lane when the log was last loaded; (neighbour, epoch) -> written since
+        self._ends: dict[str, int] = {}
+        self._counted: dict[tuple[str, int], int] = {}
+        # a step that was written, perhaps, and the positions that it reaches
+        self._unsure: tuple[Stepped, Mapping[str, int]] | None = None
+        # faults in a row, what was last said of one, and messages for a step that a server refused
+        self._faults, self._said = 0, ""
+        self._narrow: int | None = None
+        # bytes of states that were written since the old ones were forgotten
+        self._state_bytes = 0
+        self._crowded = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until cancelled; whatever servers do is survived.
+
+        Raises
+        ------
+        SupersededError
+            When another router of the same broker has started since.
+        """
+        try:
+            self._own = await self._connected(CLIENTS, self.config.server)
+            self._log = OutLog(self._own)
+            await self._until_done(self._set_up)
+            await self._until_done(self._take_over)
+            # only now: what they need is where the log says that their lanes stand
+            self._links = [
+                asyncio.create_task(self._link(name, endpoint))
+                for name, endpoint in self.config.neighbours.items()
+            ]
+            self.ready.set()
+            keeper = asyncio.create_task(self._keep())
+            self._links.append(keeper)
+            while True:
+                await self._turn()
+        finally:
+            await self._close()
+
+    # ------------------------------------------------------------------------------ for who governs it
+
+    def wake(self) -> None:
+        """Look at the gate again."""
+        self._arrived.set()
+
+    @contextlib.asynccontextmanager
+    async def between_steps(self) -> AsyncIterator[bool]:
+        """No step is under way inside; False when one was begun that is still to be finished.
+
+        Waits as long as the broker's server does not say what the log has.
+        """
+        async with self._between:
+            yield self._begun is None
+
+    def sent(self, epochs: Iterable[int]) -> dict[tuple[str, int], int]:
+        """(neighbour, epoch) -> the last number with that epoch on the lane to it, or higher."""
+        return {
+            (name, epoch): max(self._ends.get(name, 0), self._counted.get((name, epoch), 0))
+            for name in self.config.neighbours
+            for epoch in epochs
+        }
+
+    def committed(self) -> dict[str, int]:
+        """Neighbour -> the position in the lane from it."""
+        return {name: self._out.positions.get(token(name), 0) for name in self.config.neighbours}
+
+    def lags(self) -> tuple[int, dict[str, int]]:
+        """Messages that wait: published ones, and by neighbour."""
+        links = {name: source.lag for name, source in self._inputs.items() if name != CLIENTS}
+        if CLIENTS not in self._inputs:
+            return 0, links
+        source = self._inputs[CLIENTS]
+        # by what the stream had when it was last looked at: also of messages that do not come
+        return max(source.lag, self.keeper.published_last - source.inlet.committed), links
+
+    async def post(self, output: Output, then: Callable[[], None] = lambda: None) -> None:
+        """Write one message of the broker's own to a lane, and do `then` before any step that follows.
+
+        Raises `LiveError` when its outcome is unknown, `LogFullError` when there was no room.
+        """
+        await self.write(lambda: [output], then)
+
+    async def write(
+        self, make: Callable[[], Sequence[Output]], then: Callable[[], None] = lambda: None
+    ) -> None:
+        """As `post`, for messages that `make` decides between two steps, perhaps none: they are one write.
+
+        What `make` decides counts when `then` is called. After a fault the node is told what the log has.
+        """
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._posts.append(_Post(make, then, told))
+        self._arrived.set()
+        await told
+
+    @property
+    def routed(self) -> int:
+        """The last message of clients that is routed whole, by its place in their stream."""
+        return self._out.positions.get(CLIENTS, 0)
+
+    async def last_headers(self, lane: str) -> dict[str, str]:
+        """The headers of the last message on a lane."""
+        return await self._out.last_headers(lane)
+
+    async def purge_lane(self, lane: str) -> None:
+        """Forget all of a lane but its last message."""
+        await self._out.purge(lane, self._out.last + 1)
+
+    async def add_clients(self, clients: Iterable[str]) -> None:
+        """Have a reader's consumer for the lanes of these clients. Cost: a request for each new one."""
+        new = sorted(set(clients) - self.clients)
+        if new:
+            await ensure_lanes(self.connection, (), new)
+            self.clients.update(new)
+
+    async def check_claim(self) -> None:
+        """Raise `SupersededError` when another router has taken this broker over."""
+        async with self._between:
+            await self._out.check_claim()
+
+    # --------------------------------------------------------------------------------------- set-up
+
+    async def _set_up(self) -> None:
+        own = self.connection
+        await ensure_streams(own, self.config.sizes)
+        await ensure_consumer(own, IN, "router")
+        await ensure_lanes(own, self.config.neighbours, self.config.clients)
+        self.node.most_bytes = own.max_payload
+        if CLIENTS not in self._inputs:
+            puller = Puller(own, IN, "router", self._arrived, f"$JS.API.CONSUMER.INFO.{IN}.router")
+            await puller.start()
+            self._inputs[CLIENTS] = Input(CLIENTS, puller, own)
+
+    async def _link(self, name: str, endpoint: Endpoint) -> None:
+        """Read a neighbour's lane to here, from when its server and its router are there."""
+        connection = await self._connected(name, endpoint)
+        consumer = f"link_{token(self.config.name)}"
+        puller = Puller(connection, OUT, consumer, self._arrived, f"{INFO}.{consumer}")
+        source = Input(name, puller, connection)
+        for attempt in count():
+            try:
+                # its router makes the consumer: until then there is nothing to read
+                await connection.request(f"{INFO}.{consumer}", b"", timeout=2)
+                break
+            except (nats.errors.Error, TimeoutError):
+                await asyncio.sleep(_RETRY_S[min(attempt, len(_RETRY_S) - 1)])
+        await source.puller.start()
+        # nothing may come between these: a position that is out of date would lose or double events
+        source.go_to(self._out.positions)
+        self._inputs[name] = source
+        self._arrived.set()
+
+    async def _connected(self, name: str, endpoint: Endpoint) -> Nats:
+        """A connection, once its server is there."""
+
+        def told(why: str) -> None:
+            what = "its server" if name == CLIENTS else f"the server of {name}"
+            _log.warning("broker %s cannot reach %s: %s", self.config.name, what, why)
+
+        failed = sparing(told, _SAY_S)
+        while True:
+            try:
+                return await connect(endpoint, failed=failed, reconnected_cb=self._again(name))
+            except LiveError as error:
+                self.trouble = str(error)
+                await asyncio.sleep(_RETRY_S[-1])
+
+    def _again(self, name: str) -> Callable[[], Awaitable[None]]:
+        async def stale() -> None:
+            if name in self._inputs:
+                self._inputs[name].stale = True
+                self._arrived.set()
+
+        return stale
+
+    async def _until_done(self, what: Callable[[], Awaitable[None]]) -> None:
+        for attempt in count():
+            try:
+                await what()
+                return
+            except SupersededError:
+                raise
+            except (LiveError, nats.errors.Error, TimeoutError, OSError) as error:
+                self.trouble = repr(error)
+                await asyncio.sleep(_RETRY_S[min(attempt, len(_RETRY_S) - 1)])
+
+    # ---------------------------------------------------------------------------------------- steps
+
+    async def _turn(self) -> None:
+        """Wait for something to do and do one step; on any fault start over from the log."""
+        self._arrived.clear()
+        if not self._posts and not (self._gate() and await self._is_work()):
+            since = time.monotonic()
+            await self._arrived.wait()
+            # after a rest the first message goes at once
+            self._busy = self._busy and time.monotonic() - since < self.config.linger_s
+            return
+        if self._busy and self.config.linger_s and 0 < len(self._inputs[CLIENTS].puller.buffer) < 64:
+            await asyncio.sleep(self.config.linger_s)
+        pause = 0.0
+        async with self._between:
+            try:
+                await self._say()
+                # asked again: a lease may have lapsed while this waited
+                if not (self._gate() and await self._step()):
+                    pause = _IDLE_S
+            except LogFullError:
+                pause = _FULL_WAIT_S
+                # part of it may have been written
+                await self._until_done(self._recover)
+            except (LiveError, nats.errors.Error, TimeoutError, OSError) as error:
+                await self._start_over(error)
+        if pause:
+            await asyncio.sleep(pause)
+
+    async def _is_work(self) -> bool:
+        """Whether something waits on an input, once all are as they should be."""
+        try:
+            await self._refresh()
+        except (LiveError, nats.errors.Error, TimeoutError, OSError) as error:
+            async with self._between:
+                await self._start_over(error)
+        return any(source.waiting for source in self._inputs.values())
+
+    async def _start_over(self, error: Exception) -> None:
+        self.trouble = said = str(error) or repr(error)
+        self.counters.recoveries += 1
+        self._faults += 1
+        if said != self._said:
+            _log.warning("broker %s starts over from its log: %s", self.config.name, said)
+            self._said = said
+        if self._faults > len(_RETRY_S):
+            # what fails again and again must not take the time of others
+            await asyncio.sleep(min(1.0, 0.02 * 2 ** min(self._faults - len(_RETRY_S), 8)))
+        await self._until_done(self._recover)
+
+    async def _say(self) -> None:
+        """Write what was posted. Whoever posted it hears of a fault and decides anew."""
+        while self._posts and self._begun is None:
+            post = self._posts.popleft()
+            told = post.told
+            try:
+                outputs = post.make()
+                if len(outputs) > MOST_MESSAGES:
+                    raise LiveError(f"{len(outputs)} messages cannot be one write: at most {MOST_MESSAGES}")
+                if outputs:
+                    await self._out.commit(outputs, self._out.positions, max(self.node.epoch, 0))
+            except BaseException as error:
+                if not told.done():
+                    known = isinstance(error, LiveError)
+                    told.set_exception(error if known else LiveError(f"not known to be written: {error!r}"))
+                raise
+            post.then()
+            self._note_states(outputs)
+            if not told.done():
+                told.set_result(None)
+
+    async def _refresh(self) -> None:
+        """Have inputs delivered again whose connection was made anew, or that missed something."""
+        for source in list(self._inputs.values()):
+            if source.resetting or not (source.stale or source.puller.strayed):
+                continue
+            if source.name == CLIENTS:
+                await self._read_again(source)
+            elif source.connection.is_connected:
+                # not awaited: a neighbour that does not answer must not hold up the others
+                source.resetting = True
+                task = asyncio.create_task(self._read_link_again(source))
+                self._resets.add(task)
+                task.add_done_callback(self._resets.discard)
+
+    async def _read_again(self, source: Input) -> None:
+        source.stale = False
+        source.inlet.forget_taken(source.inlet.committed)
+        try:
+            await source.puller.reset()
+        except BaseException:
+            source.stale = True
+            raise
+
+    async def _read_link_again(self, source: Input) -> None:
+        """Nothing is taken from it meanwhile: see `Input.waiting`."""
+        try:
+            await self._read_again(source)
+        except (LiveError, nats.errors.Error, TimeoutError, OSError):
+            await asyncio.sleep(_RESET_AGAIN_S)
+        finally:
+            source.resetting = False
+            self._arrived.set()
+
+    async def _step(self) -> bool:
+        """Do one step; False when what waits is nothing to work on, or not yet."""
+        # a step that was begun is finished in the epoch that it was begun in
+        epoch = self.node.epoch if self._begun is None else self._begun_epoch
+        if epoch not in self.node.epochs:
+            self.trouble = f"epoch {epoch} is to be routed by, but is not known here yet"
+            return False
+        most = self._size.messages if self._narrow is None else 1
+        taken = self._inputs.gather(self._out.positions, self._begun, most)
+        self.counters.redeliveries = self._inputs.redeliveries
+        self.trouble = " ".join(self._inputs.restarted.values()) or self.trouble
+        if not taken:
+            await self._acknowledge()
+            return False
+        done, taken, end = self._routed(taken, epoch)
+        await self._reject(done.rejected)
+        positions = reached(self._out.positions, taken, end)
+        self._unsure = done, positions
+        try:
+            await self._out.commit(done.outputs, positions, epoch)
+        except RefusedError as error:
+            if not self._narrowed(error):
+                raise
+            done = await self._give_up(taken, done, error)
+            await self._out.commit([], positions, epoch)
+        self._begun = None
+        self._count(done)
+        self._busy = len(taken) > 1
+        self._size.learn(len(taken), done.outputs)
+        self._inputs.commit(taken, end)
+        self._faults, self._said, self._narrow = 0, "", None
+        await self._acknowledge()
+        return True
+
+    def _routed(self, taken: list[Taken], epoch: int) -> tuple[Stepped, list[Taken], int | None]:
+        """What the messages come to; as many of them as one write can have, or some events of the first.
+
+        The number says up to which event of the one message; None is all.
+        """
+        first, end = self._rows(taken)
+        done = self._route(taken, epoch, first, end)
+        if self._begun is not None:
+            return done, taken, end
+        while len(taken) > 1 and not done.fits:
+            half = len(taken) // 2
+            self._size.shrink(len(taken))
+            self._inputs.give_back(taken[half:])
+            taken = taken[:half]
+            done = self._route(taken, epoch, first, end)
+        last = whole = done.readable
+        least = first + 1 if self._narrow == 0 else whole
+        while last - first > 1 and (not done.fits or last > least):
+            last = first + 1 if last > least else first + (last - first) // 2
+            done = self._route(taken, epoch, first, last)
+        return done, taken, None if last >= whole else last
+
+    def _rows(self, taken: Sequence[Taken]) -> tuple[int, int | None]:
+        """The events of a message to route: those that are not yet, and of a begun step up to its end."""
+        key = taken[0].source.key + ROWS
+        return self._out.positions.get(key, 0), (self._begun or {}).get(key)
+
+    def _route(self, taken: Sequence[Taken], epoch: int, first: int, end: int | None) -> Stepped:
+        published = [each.published for each in taken]
+        linked = [each.linked for each in taken]
+        return self.node.step(
+            [p for p in published if p is not None],
+            [m for m in linked if m is not None],
+            epoch,
+            (first, end),
+        )
+
+    def _narrowed(self, error: RefusedError) -> bool:
+        """A server refused a step: try it with one message, then with one event. True when that failed."""
+        if self._narrow == 0:
+            return True
+        self._narrow = 1 if self._narrow is None else 0
+        _log.error("broker %s: %s", self.config.name, error)
+        return False
+
+    async def _give_up(self, taken: Sequence[Taken], done: Stepped, error: RefusedError) -> Stepped:
+        """An event that the server takes in no form goes to the rejected ones; all others go on."""
+        (one,) = taken
+        ids = [str(id_) for batch in done.published for id_ in batch.column("id").to_pylist()]
+        who = one.source.name if one.published is None else one.published.client
+        raw = one.message.payload[: 64 << 10]
+        rejected = [Rejected(who, one.number, ",".join(ids) or None, "refused", str(error), raw)]
+        await self._reject(rejected)
+        return Stepped(rejected=rejected, frames_in=done.frames_in, epoch=done.epoch)
+
+    def _count(self, done: Stepped) -> None:
+        """A step is in the log: count it, and tell who asked to hear of it."""
+        self._unsure = None
+        self.counters.add(done)
+        self._note_sent(self._out.written)
+        if done.changed and self.node.kept is not None:
+            self.node.kept.settled()
+            self._note_states(done.outputs)
+        if self._on_commit is not None:
+            self._on_commit(done, self._out.written)
+
+    def _note_sent(self, written: Sequence[Written]) -> None:
+        for each in written:
+            lane, _, to = each.output.lane.rpartition(".")
+            if lane == LINK:
+                self._counted[name_of(to), int(each.output.headers["E"])] = each.number
+
+    def _note_states(self, outputs: Sequence[Output]) -> None:
+        kept = self.node.kept
+        self._state_bytes += sum(len(o.payload) for o in outputs if kept and o.lane == kept.state_lane)
+        if self._state_bytes > _MOST_STATE_BYTES:
+            self._state_bytes = 0
+            self._crowded.set()
+
+    async def _acknowledge(self) -> None:
+        """Tell the servers what is safe."""
+        for source in list(self._inputs.values()):
+            due = source.due or source.again
+            source.due = source.again = None
+            if due is not None:
+                with contextlib.suppress(nats.errors.Error, OSError):
+                    await source.puller.acknowledge(due.reply)
+
+    async def _reject(self, rejected: list[Rejected]) -> None:
+        """Keep what could not be used, with the reason. The id makes a second try harmless."""
+        for place, entry in enumerate(rejected):
+            name = f"{entry.client}/{entry.position}/{entry.event_id}/{entry.reason}/{entry.detail}"
+            same = sum(
+                (each.client, each.position, each.event_id, each.reason, each.detail)
+                == (entry.client, entry.position, entry.event_id, entry.reason, entry.detail)
+                for each in rejected[:place]
+            )
+            headers = {
+                "Reason": entry.reason,
+                "Detail": _ascii(" ".join(entry.detail.split())[:1000]),
+                "Position": str(entry.position),
+                # names and ids may be longer than a header
+                "Nats-Msg-Id": hashlib.blake2b(f"{name}/{same}".encode(), digest_size=16).hexdigest(),
+            }
+            subject = f"rejected.{token(entry.client)}"
+            answer = await self.connection.request(subject, entry.raw, timeout=5, headers=headers)
+            if error := json.loads(answer.data or b"{}").get("error"):
+                raise LiveError(f"a rejected event could not be kept: {error.get('description')}")
+
+    async def _take_over(self) -> None:
+        """Become the one router of this broker."""
+        await self._out.load()
+        await self._out.claim()
+        await self._recover()
+
+    async def _recover(self) -> None:
+        """Go back to what the log says."""
+        recovered: Recovered = await self._out.load()
+        if self._unsure is not None:
+            done, positions = self._unsure
+            self._unsure = None
+            if recovered.begun is None and dict(recovered.positions) == positions:
+                # it was written, only the answer was lost
+                self._count(done)
+        # what was written without an answer is counted by this, with every epoch
+        names = list(self.config.neighbours)
+        ends = await asyncio.gather(*(self._out.number(f"{LINK}.{token(name)}") for name in names))
+        self._ends = dict(zip(names, ends, strict=True))
+        self._begun = recovered.begun
+        self._begun_epoch = recovered.epoch or 0
+        if self.node.kept is not None:
+            self.node.kept.load(await self._out.value(self.node.kept.state_lane))
+        for source in list(self._inputs.values()):
+            source.go_to(recovered.positions)
+        await self._refresh()
+
+    # ----------------------------------------------------------------------------------- keeping house
+
+    async def _keep(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PURGE_EVERY_S):
+                    await self._crowded.wait()
+            self._crowded.clear()
+            with contextlib.suppress(LiveError, nats.errors.Error, TimeoutError, OSError):
+                await self.purge()
+            if self._size.settle():
+                await asyncio.to_thread(give_back)
+
+    async def look(self) -> None:
+        """See where readers stand (`keeper.readers`). Cost: a request per 256 lanes."""
+        await self.keeper.look(self.connection)
+
+    async def purge(self, *, window_s: float = DUPLICATE_WINDOW_S) -> None:
+        """Forget what everyone has: publishes that are routed and whose ids no client may send again, and
+        of each lane all before the last message that its reader has."""
+        await self.look()
+        lanes = [(f"link_{token(n)}", f"{LINK}.{token(n)}") for n in self.config.neighbours]
+        lanes += [(f"client_{token(c)}", f"{DELIVER}.{token(c)}") for c in sorted(self.clients)]
+        await self.keeper.purge_lanes(self._out, lanes)
+        if self.node.kept is not None:
+            await self._out.purge_value(self.node.kept.state_lane)
+        routed = self._inputs[CLIENTS].inlet.committed
+        await self.keeper.purge_published(self.connection, routed, window_s)
+
+    @property
+    def connection(self) -> Nats:
+        """To the own server, from when `run` has connected."""
+        assert self._own is not None
+        return self._own
+
+    @property
+    def _out(self) -> OutLog:
+        assert self._log is not None
+        return self._log
+
+    async def _close(self) -> None:
+        while self._posts:
+            told = self._posts.popleft().told
+            if not told.done():
+                told.set_exception(LiveError("the broker ended before this was written"))
+        await end_tasks([*self._links, *self._resets])
+        await asyncio.gather(*(s.puller.stop() for s in self._inputs.values()), return_exceptions=True)
+        others = {id(s.connection): s.connection for s in self._inputs.values()}
+        open_ones = [*others.values(), *([self._own] if self._own else [])]
+        await asyncio.gather(*(connection.close() for connection in open_ones), return_exceptions=True)
+
+
+def _ascii(text: str) -> str:
+    """What a NATS header can hold."""
+    return text.encode("ascii", "replace").decode()

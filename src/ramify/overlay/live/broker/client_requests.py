@@ -1,0 +1,245 @@
+"""Clients' requests at their broker: checked here, decided by the leader.
+
+Owns the subject `ramify.control.<client>` of a broker's server. The name in the subject is who asks: the
+server lets nobody use another's. Form, sizes and filter are checked before anything is passed on, so that
+the coordinator sees no nonsense; the lane of the client gets its consumer; and a client that was suspended
+and asks for more is served again.
+
+A request may be made again at will: the same one has the same effect.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import msgspec
+import nats.errors
+from nats.aio.client import Client as Nats
+from nats.aio.msg import Msg
+
+from ramify.content.events.events import AttributeType
+from ramify.errors import FilterError, InputError, LimitError, LiveError
+from ramify.overlay.control.names import CONTROL, name_of
+from ramify.overlay.control.records import (
+    COORDINATE,
+    OPS,
+    Answer,
+    Passed,
+    Problem,
+    Request,
+    decode,
+    encode,
+    subscription_of,
+)
+from ramify.overlay.live.broker.broker import Broker
+from ramify.overlay.live.broker.quotas import Guard
+
+__all__ = ["MOST_REQUEST_BYTES", "Asker", "Decides", "Leader", "Moves", "check_request", "respond"]
+
+MOST_REQUEST_BYTES = 128 << 10
+LONGEST_WAIT_S = 60.0
+
+_LONGEST_ID = 256
+_MOST_NUMBER = 1 << 53
+_MOST_AT_ONCE = 512
+_AGAIN_S = 0.2
+_GRACE_S = 2.0
+_TURN_S = 2.0
+_NEEDS_ID = ("subscribe", "unsubscribe", "advertise", "unadvertise", "accept", "decline")
+_NEEDS_FILTER = ("subscribe", "advertise")
+_BY_ITSELF = ("where", "offer")
+"""What a library asks without its user: no sign that somebody will read."""
+
+
+def check_request(
+    data: bytes, client: str, broker: str, schema: Mapping[str, AttributeType]
+) -> Request | Problem:
+    """The request in these bytes, or what is wrong with it. Pure; a filter takes bounded time."""
+    if len(data) > MOST_REQUEST_BYTES:
+        return Problem("limit", f"the request has {len(data)} bytes: at most {MOST_REQUEST_BYTES} are read")
+    try:
+        request = decode(data, Request)
+        if request.op not in OPS:
+            return Problem("bad_request", f"op is {request.op[:40]!r}: give one of {', '.join(OPS)}")
+        if request.op in _NEEDS_ID and not 0 < len(request.id.encode()) <= _LONGEST_ID:
+            return Problem("bad_request", f"{request.op} needs id: 1 to {_LONGEST_ID} bytes that name it")
+        if not (1 <= request.quota_bytes <= _MOST_NUMBER and 1 <= request.lease_s <= _MOST_NUMBER):
+            return Problem("bad_request", f"quota_bytes and lease_s must be 1 to {_MOST_NUMBER}")
+        if request.op in _NEEDS_FILTER:
+            if request.filter is None:
+                return Problem("bad_request", f"{request.op} needs filter: sql, pattern or keywords")
+            subscription_of(client, broker, request.id, request.filter).parse(schema)
+    except FilterError as error:
+        # what filters say when their boxes, or the work to find them, become too many
+        code = "too_complex" if "normal form" in error.reason else "bad_filter"
+        return Problem(code, str(error))
+    except LimitError as error:
+        return Problem("too_complex", str(error))
+    except (InputError, UnicodeEncodeError, RecursionError) as error:
+        return Problem("bad_request", str(error))
+    wait_s = min(max(0.0, request.wait_s), LONGEST_WAIT_S)
+    return msgspec.structs.replace(request, wait_s=wait_s)
+
+
+class Leader:
+    """The way to whoever leads."""
+
+    def __init__(self) -> None:
+        self.connection: Nats | None = None
+
+    async def ask(self, passed: Passed) -> Answer:
+        """Pass a request on until it is answered, as long as it waits and a little longer. Never raises for
+        what servers and leaders do: that is an answer too.
+
+        It is asked in short turns, since requests may be repeated and a leader may die with one in hand.
+        """
+        wait_s = passed.request.wait_s
+        deadline = time.monotonic() + wait_s
+        last: Answer | None = None
+        while True:
+            left = deadline - time.monotonic()
+            answer = await self._ask_once(passed, min(max(left, 0.0), _TURN_S))
+            last = answer or last
+            if answer is not None and _is_final(answer):
+                return answer
+            if deadline - time.monotonic() <= _AGAIN_S:
+                if last is not None:
+                    return last
+                reason = f"no coordinator decides now (tried for {wait_s:g} s). Ask again later."
+                return Answer(error=Problem("no_coordinator", reason))
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _ask_once(self, passed: Passed, wait_s: float) -> Answer | None:
+        """One turn; None when nobody is there to answer."""
+        connection = self.connection
+        if connection is None or not connection.is_connected:
+            return None
+        replace = msgspec.structs.replace
+        turn = replace(passed, request=replace(passed.request, wait_s=wait_s))
+        try:
+            answer = await connection.request(COORDINATE, encode(turn), timeout=wait_s + _GRACE_S)
+            return decode(answer.data, Answer)
+        except nats.errors.NoRespondersError:
+            return None
+        except (nats.errors.Error, TimeoutError, OSError):
+            reason = "no answer from the coordinator: it may have been done or not. Ask again."
+            return Answer(error=Problem("unavailable", reason))
+        except InputError as error:
+            return Answer(error=Problem("unavailable", f"the coordinator's answer: {error}"))
+
+
+class Decides(Protocol):
+    """Whoever answers requests that are well formed."""
+
+    async def ask(self, passed: Passed) -> Answer:
+        """The answer; servers that are away are an answer too."""
+
+
+def _is_final(answer: Answer) -> bool:
+    """Whether asking again could not make it better."""
+    return not answer.missing and (answer.error is None or answer.error.code != "unavailable")
+
+
+class Moves(Protocol):
+    """Whoever knows of clients that move (`moving_brokers`)."""
+
+    async def ask(self, client: str, request: Request, message: Msg) -> Answer | None:
+        """The answer to what is about moves, or for a client that is elsewhere; None when it is another's,
+        or comes later."""
+
+    async def improved(self, client: str, answer: Answer) -> Answer:
+        """A leader's answer, with where the client has moved to."""
+
+
+class Asker:
+    """Answers the clients of one broker until cancelled."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        guard: Guard,
+        leader: Decides,
+        schema: Callable[[], Mapping[str, AttributeType]],
+        moves: Moves | None = None,
+    ) -> None:
+        self._broker = broker
+        self._guard = guard
+        self._leader = leader
+        self._schema = schema
+        self._moves = moves
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Answer for good; the broker must be ready."""
+        subscription = await self._broker.connection.subscribe(f"{CONTROL}.*", cb=self._came)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            if not self._broker.connection.is_closed:
+                await subscription.unsubscribe()
+
+    async def _came(self, message: Msg) -> None:
+        if not message.reply:
+            return
+        if len(self._tasks) >= _MOST_AT_ONCE:
+            await respond(message, _problem("unavailable", "the broker has too many requests: ask later"))
+            return
+        # not awaited: one that waits for the leader must not hold up the others
+        task = asyncio.create_task(self._serve(message))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, message: Msg) -> None:
+        try:
+            answer = await self._answer(message)
+        except (LiveError, nats.errors.Error, TimeoutError, OSError) as error:
+            answer = _problem("unavailable", f"the broker cannot do this now: {error}. Ask again.")
+        if answer is not None:
+            await respond(message, answer)
+
+    async def _answer(self, message: Msg) -> Answer | None:
+        try:
+            client = name_of(message.subject.rsplit(".", 1)[1])
+        except InputError as error:
+            return _problem("bad_request", str(error))
+        name = self._broker.config.name
+        # beside the loop: a filter may take a while
+        checked = await asyncio.to_thread(check_request, message.data, client, name, self._schema())
+        if isinstance(checked, Problem):
+            return Answer(error=checked)
+        if checked.op not in _BY_ITSELF:
+            self._guard.seen(client)
+        if self._moves is not None:
+            told = await self._moves.ask(client, checked, message)
+            if told is not None or checked.op == "offer":
+                return told
+        if checked.op in ("subscribe", "resume"):
+            await self._broker.add_clients([client])
+            async with self._guard.serving(client):
+                return await self._pass(client, checked)
+        return await self._pass(client, checked)
+
+    async def _pass(self, client: str, request: Request) -> Answer:
+        answer = await self._leader.ask(Passed(self._broker.config.name, client, request))
+        self._guard.changed(client)
+        return answer if self._moves is None else await self._moves.improved(client, answer)
+
+
+def _problem(code: str, reason: str) -> Answer:
+    return Answer(error=Problem(code, reason))
+
+
+async def respond(message: Msg, answer: Answer) -> None:
+    """Answer a request; one that does not arrive is made again."""
+    try:
+        try:
+            await message.respond(encode(answer))
+        except nats.errors.MaxPayloadError:
+            reason = "the answer is larger than a message of this server may be: raise its max_payload"
+            await message.respond(encode(Answer(error=Problem("limit", reason))))
+    except (nats.errors.Error, OSError):
+        return  # the client asks again

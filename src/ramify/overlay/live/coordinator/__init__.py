@@ -1,0 +1,1 @@
+"""The coordinator: its term as leader, samples, re-plans, moves."""

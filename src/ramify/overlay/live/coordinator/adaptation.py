@@ -1,0 +1,334 @@
+"""A leader looks after its plans: mends what they lack, weighs new ones, takes back bad ones.
+
+Owns what is being made and tried, and the record of every decision (`decisions.<n>`, the last hundred).
+Before plans are made, coordinators that share the attributes synchronise (`sharing`). Plans are made beside
+the loop (`coordinator.make_in_process`); they are proposed within it, brought up to
+what is wanted by then.
+
+A re-plan is on trial until enough was published with it: when the measured cost of a published GB rose by
+more than the tolerance, the plan before is flipped back to, or proposed again, and plans are not weighed
+for a while, longer each time. It is held against what the plan before cost of late: since the last weighing
+after which enough was published with it, not for all that it ever carried. Trials are not stored: the next
+leader keeps what it finds.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ramify.errors import PlanError, RamifyError
+from ramify.overlay.control.epochs import EpochError
+from ramify.overlay.control.epochs import State as Life
+from ramify.overlay.control.records import encode
+from ramify.overlay.control.registry import Book, Matching
+from ramify.overlay.control.replan import Cost, Decided, Job, Made, Measured, grown, has_risen, spec_of
+from ramify.overlay.live.coordinator.leader_store import Stores
+from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.plan import Plan
+from ramify.planning.schemes.kyra.drift import drift
+
+__all__ = ["Adapter", "DemandSource", "Make", "Replanner", "Settings"]
+
+_log = logging.getLogger(__name__)
+
+_MOST_DECISIONS = 100
+_AGAIN_S = 5.0
+_PROPOSE_AGAIN_S = 0.3
+_FIRST_REST, _LONGEST_REST = 4, 64
+_MARKS = 16
+
+DemandSource = Callable[[Plan], Awaitable[Demand | None]]
+"""The demand of late, with the classes of a plan; None where nothing is known."""
+
+Make = Callable[[Job], Awaitable[Made]]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """See `CoordinatorConfig`."""
+
+    scheme: str = "explicit"
+    grace_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class Replanner:
+    """When plans are weighed anew, and taken back.
+
+    Attributes
+    ----------
+    source          gives the demand
+    period_s        between two weighings
+    specs           the schemes to try
+    threshold       the share of the predicted cost that a new plan must save
+    tolerance       the share that the measured cost per published GB may rise with it
+    enough_events   published with the new plan before its cost is compared; or after `enough_s`
+    least_events    in the demand; plans that are made for fewer are not worth weighing
+    matching        says what newcomers match, where samples are at hand; called in the loop, so be quick
+    """
+
+    source: DemandSource
+    period_s: float = 60.0
+    specs: Sequence[str] = ("explicit", "portfolio", "mult")
+    threshold: float = 0.05
+    tolerance: float = 0.05
+    enough_events: int = 1_000
+    enough_s: float = 30.0
+    least_events: int = 1
+    seed: int = 0
+    matching: Matching | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """A re-plan whose measured cost is to be compared with that of the epoch before.
+
+    `marks` is what that had cost at the weighings while it was the head, the latest last.
+    """
+
+    new: int
+    old: int
+    old_plan: Plan
+    since: float
+    marks: tuple[Cost, ...]
+
+
+@dataclass(slots=True)
+class _Making:
+    """Plans that are being made: `for_lack` because the head lacks something, else by period."""
+
+    task: asyncio.Task[tuple[Made | None, Demand | None]]
+    for_lack: bool
+    began_with: int
+
+
+class Adapter:
+    """See the module. `step` is called in each turn of the leader's loop, which alone changes the book."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        replanner: Replanner | None,
+        stores: Stores,
+        book: Book,
+        make: Make,
+        wake: Callable[[], None],
+        synchronise: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.measured = Measured()
+        self.last: Decided | None = None
+        """The latest decision of this term."""
+        self._settings, self._replanner, self._stores, self._book = settings, replanner, stores, book
+        self._make_plans, self._wake, self._synchronise = make, wake, synchronise
+        self._making: _Making | None = None
+        self._trial: _Trial | None = None
+        # the head and its cost at the last weighings
+        self._marks: tuple[tuple[int, Cost], ...] = ()
+        # a plan that must be installed as soon as fewer than three epochs live
+        self._pending: tuple[Plan, Demand | None] | None = None
+        self._lack_again_at = self._propose_at = 0.0
+        self._weigh_at = time.monotonic() + (replanner.period_s if replanner else 0.0)
+        # periods to let pass, and how many the next rollback costs
+        self._resting, self._rest = 0, _FIRST_REST
+        self._decided = 0
+        self._changed = False
+        if replanner is not None:
+            book.matching = replanner.matching
+
+    async def begin(self) -> None:
+        """Go on counting decisions where the leader before stopped."""
+        held = [int(key.partition(".")[2]) for key in await self._stores.store.keys("decisions")]
+        self._decided = max(held, default=0)
+
+    async def end(self) -> None:
+        """Stop what is being made."""
+        if self._making is not None:
+            await end_tasks([self._making.task])
+
+    async def step(self) -> bool:
+        """Look after the plans; whether anything was decided that brokers must know."""
+        self._changed = False
+        making = self._making
+        if making is not None and making.task.done():
+            self._making = None
+            await self._made(making)
+        if self._pending is not None and time.monotonic() >= self._propose_at:
+            await self._propose_pending()
+        if self._trial is not None:
+            await self._judge(self._trial)
+        if self._making is None and self._pending is None:
+            self._begin_what_is_due()
+        return self._changed
+
+    def _begin_what_is_due(self) -> None:
+        now, head = time.monotonic(), self._book.head
+        if any(lack.replan for lack in head.lacks.values()) and now >= self._lack_again_at:
+            self._begin(self._for_lack(head.plan, head.demand), for_lack=True)
+        elif self._replanner is not None and now >= self._weigh_at:
+            self._weigh_at = now + self._replanner.period_s
+            if self._resting:
+                self._resting -= 1
+            elif self._trial is None and self._is_settled():
+                self._mark()
+                self._begin(self._weigh(self._replanner, head.plan), for_lack=False)
+
+    def _mark(self) -> None:
+        head = self._book.epochs.wanted or 0
+        self._marks = (*self._marks[1 - _MARKS :], (head, self.measured.cost(head, self._book.overlay)))
+
+    def _begin(self, work: Awaitable[tuple[Made | None, Demand | None]], *, for_lack: bool) -> None:
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(lambda _: self._wake())
+        self._making = _Making(task, for_lack, self._book.epochs.wanted or 0)
+
+    def _is_settled(self) -> bool:
+        epochs = self._book.epochs
+        return epochs.wanted is not None and epochs.state(epochs.wanted) is Life.FLIPPED
+
+    async def _for_lack(self, plan: Plan, demand: Demand | None) -> tuple[Made | None, Demand | None]:
+        """A plan of the head's scheme that has everything that is wanted."""
+        await self._synchronise()
+        wanted = self._book.wanted_at(self._book.head.at)
+        bare = await asyncio.to_thread(grown, plan, dict(wanted))
+        specs = [spec_of(plan, self._settings.scheme)]
+        return await self._make_plans(Job(bare, specs, demand)), demand
+
+    async def _weigh(self, with_: Replanner, plan: Plan) -> tuple[Made | None, Demand | None]:
+        demand = await with_.source(plan)
+        if demand is None or demand.events < max(1, with_.least_events):
+            return None, None
+        await self._synchronise()
+        job = Job(plan, with_.specs, demand, with_.threshold, with_.seed)
+        return await self._make_plans(job), demand
+
+    async def _made(self, making: _Making) -> None:
+        """Plans were made, or could not be."""
+        head = self._book.head
+        try:
+            made, demand = making.task.result()
+        except Exception as error:
+            # also what a source of demand raises: plans can wait, leading cannot
+            self._lack_again_at = time.monotonic() + _AGAIN_S
+            reason = str(error) if isinstance(error, RamifyError) else repr(error)
+            await self._decide("give_up", reason, head.plan)
+            return
+        if made is None:
+            _log.info("too little is known of what is published of late, so plans are not weighed")
+            return
+        if making.for_lack:
+            if made.plan is None:
+                self._lack_again_at = time.monotonic() + _AGAIN_S
+                await self._decide("give_up", "; ".join(t.reason for t in made.tried), head.plan, made)
+                return
+            self._pending = made.plan, demand
+            return
+        head.demand = demand
+        if made.plan is None:
+            await self._decide("keep", _why_kept(made), head.plan, made)
+        elif making.began_with == self._book.epochs.wanted:
+            await self._install(made, made.plan, demand)
+
+    async def _propose(self, plan: Plan, demand: Demand | None) -> int:
+        epoch, writes = await asyncio.to_thread(self._book.propose, plan, demand)
+        self._changed = True
+        await self._stores.write(writes)
+        return epoch
+
+    async def _propose_pending(self) -> None:
+        """Install a plan that the head's lack made necessary; wait while three epochs live."""
+        assert self._pending is not None
+        before, plan = self._book.head.plan, self._pending[0]
+        try:
+            epoch = await self._propose(*self._pending)
+        except EpochError as error:
+            self._book.blocked = error.waiting
+            self._propose_at = time.monotonic() + _PROPOSE_AGAIN_S
+            return
+        except PlanError:
+            # subscriptions that came meanwhile: make it again with them
+            self._pending = None
+            return
+        self._pending = self._trial = None
+        self._book.blocked = {}
+        moves = await asyncio.to_thread(drift, before, plan)
+        reason = "subscriptions that the plan before cannot take" + (f"; {moves}" if moves else "")
+        await self._decide("install", reason, before, epoch=epoch)
+
+    async def _install(self, made: Made, plan: Plan, demand: Demand | None) -> None:
+        old, before = self._book.epochs.wanted, self._book.head.plan
+        try:
+            epoch = await self._propose(plan, demand)
+        except (EpochError, PlanError) as error:
+            await self._decide("keep", str(error), before, made)
+            return
+        if old is not None:
+            marks = tuple(cost for head, cost in self._marks if head == old)
+            self._trial = _Trial(epoch, old, before, time.monotonic(), marks)
+        saving = 0.0 if made.saving is None else made.saving
+        reason = f"saves {saving:.1%} of the predicted cost" + (f"; {made.moves}" if made.moves else "")
+        await self._decide("install", reason, before, made, epoch=epoch)
+
+    async def _judge(self, trial: _Trial) -> None:
+        """Once enough was published with a new plan: keep it, or take it back."""
+        with_, epochs, now = self._replanner, self._book.epochs, time.monotonic()
+        if with_ is None or epochs.wanted != trial.new:
+            self._trial = None
+            return
+        if epochs.target != trial.new:
+            self._trial = replace(trial, since=now)
+            return
+        after = self.measured.cost(trial.new, self._book.overlay)
+        waited = now - trial.since >= with_.enough_s and after.events > 0
+        if after.events < with_.enough_events and not waited:
+            return
+        self._trial = None
+        before = self.measured.cost(trial.old, self._book.overlay)
+        late = (before.since(mark) for mark in reversed(trial.marks))
+        # of little that was published the cost says little
+        before = next((cost for cost in late if cost.events >= with_.enough_events), before)
+        if has_risen(before, after, with_.tolerance):
+            await self._roll_back(trial, before, after)
+        else:
+            self._rest = _FIRST_REST
+        self.measured.forget(epochs.live)
+
+    async def _roll_back(self, trial: _Trial, before: Cost, after: Cost) -> None:
+        costs = before.per_gb or 0.0, after.per_gb or 0.0
+        reason = f"measured cost rose from {costs[0]:.6g} to {costs[1]:.6g} per published GB"
+        bad, epoch = self._book.head.plan, trial.old
+        self._resting, self._rest = self._rest, min(_LONGEST_REST, 2 * self._rest)
+        try:
+            if self._book.can_roll_back_to(trial.old):
+                self._book.epochs.rollback(trial.old)
+                self._changed = True
+            else:
+                epoch = await self._propose(trial.old_plan, None)
+        except (EpochError, PlanError) as error:
+            await self._decide("give_up", f"{reason}, but the plan before cannot be had: {error}", bad)
+            return
+        made = Made((), trial.old_plan, costs[0], costs[1])
+        await self._decide("rollback", reason, bad, made, epoch=epoch)
+
+    async def _decide(
+        self, action: str, reason: str, old: Plan, made: Made | None = None, *, epoch: int = 0
+    ) -> None:
+        """Log a decision and keep it in the store, the last `_MOST_DECISIONS` of them."""
+        new = "" if made is None or made.plan is None else made.plan.scheme
+        costs = (None, None, None) if made is None else (made.old_cost, made.new_cost, made.saving)
+        tried = [] if made is None else list(made.tried)
+        decided = Decided(time.time(), action, reason, old.scheme, new, epoch, *costs, tried)
+        self._decided += 1
+        _log.info("%s: %s (%s -> %s, cost %s -> %s)", action, reason, old.scheme, new or "-", *costs[:2])
+        await self._stores.store.put(f"decisions.{self._decided}", encode(decided), force=True)
+        self.last = decided
+        if self._decided > _MOST_DECISIONS:
+            await self._stores.delete(f"decisions.{self._decided - _MOST_DECISIONS}")
+
+
+def _why_kept(made: Made) -> str:
+    if made.saving is not None:
+        return f"the best plan saves {made.saving:.1%} of the predicted cost, which is too little"
+    return "no scheme made a plan: " + "; ".join(f"{t.spec}: {t.reason}" for t in made.tried)

@@ -1,0 +1,356 @@
+"""A coordinator: takes the lead when nobody has it, starts or continues an overlay, leads until it cannot.
+
+Owns its settings, the way into and out of a term (`leading.Term`), what is read from the store when one
+begins, and the process that makes plans.
+
+Several may run; one leads, by the lease `leader`. All that a leader knows is in the store. One that loses
+its lease, meets another's write or cannot reach the control server ends its term, forgets what it knew and
+stands by again; so does one whose write had an unknown outcome. While they stand by, coordinators keep
+shares of what clients want and answer the leader (`sharing`).
+"""
+
+import asyncio
+import contextlib
+import logging
+import multiprocessing
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client as Nats
+
+from ramify.content.events.events import AttributeType
+from ramify.errors import InputError, LiveError, PlanError
+from ramify.network.graphs.overlay import Overlay
+from ramify.overlay.control.epochs import EpochError
+from ramify.overlay.control.records import LEADER, OVERLAY, REPLACED, STATE, State, decode
+from ramify.overlay.control.registry import Book, Write
+from ramify.overlay.control.replan import Job, Made, make_plans
+from ramify.overlay.live.coordinator.adaptation import Replanner, Settings
+from ramify.overlay.live.coordinator.leader_store import Stores
+from ramify.overlay.live.coordinator.shares import Sharer, show
+from ramify.overlay.live.coordinator.term import Term
+from ramify.overlay.live.wire.store import INITIAL, Lease, Store
+from ramify.overlay.live.wire.streams import Endpoint, connect, sparing
+from ramify.overlay.live.wire.tasks import end_tasks, together
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.check import check
+from ramify.planning.plans.plan import Plan
+from ramify.planning.plans.problem import Problem
+from ramify.planning.schemes.catalog import make_plan
+
+__all__ = ["Coordinator", "CoordinatorConfig", "make_in_process"]
+
+_log = logging.getLogger(__name__)
+
+_STANDBY_S = 0.5
+_AFTER_TROUBLE_S = 0.5
+_READERS = 64
+
+
+@dataclass(frozen=True)
+class CoordinatorConfig:
+    """What a coordinator is given.
+
+    Attributes
+    ----------
+    name           among coordinators
+    control        the control server, as a user of account CONTROL
+    plan           the first plan; its subscriptions become the registry's. Later starts keep what the store
+                   has, unless `replace_plan` asks for this plan as a new epoch
+    replace_once   names this wish to replace: of all coordinators and starts with the same name one does,
+                   so that what was planned since is not undone by a restart or a standby
+    overlay        where there is no first plan: the overlay to begin with, with a plan of `scheme`
+    scheme         also what makes plans where the present plan's scheme has no name here
+    schema         the types of attributes that filters are read with, where there is no first plan
+    attachments    client -> broker, likewise
+    lease_s        after this long without a sign of life another takes the lead
+    replicas       of the control server's bucket
+    planning_s     the longest that making plans may take
+    grace_s        how long a plan that is no longer needed stays readable for brokers that are behind
+    """
+
+    name: str
+    control: Endpoint
+    plan: Plan | None = None
+    overlay: Overlay | None = None
+    scheme: str = "explicit"
+    schema: Mapping[str, AttributeType] = field(default_factory=dict)
+    attachments: Mapping[str, str] = field(default_factory=dict)
+    replace_plan: bool = False
+    replace_once: str = ""
+    lease_s: int = 5
+    replicas: int = 1
+    planning_s: float = 120.0
+    grace_s: float = 30.0
+
+    @property
+    def settings(self) -> Settings:
+        """What a term needs of it."""
+        return Settings(self.scheme, self.grace_s)
+
+
+class Coordinator:
+    """See the module. `run` ends only when it is cancelled, or for a fault that another try cannot mend."""
+
+    def __init__(self, config: CoordinatorConfig, replanner: Replanner | None = None) -> None:
+        self.config = config
+        self.replanner = replanner
+        self.term: Term | None = None
+        """The term of this coordinator, while it leads."""
+        self.terms = 0
+        """How many terms it has begun."""
+        self.sharer: Sharer | None = None
+        """Its share of the attributes, while it stands by."""
+        self._replaced = False
+
+    async def run(self) -> None:
+        """Stand by and lead. Raises `InputError` for a plan that cannot be used."""
+        config = self.config
+        while True:
+            try:
+                await self._connected()
+            except (LiveError, nats.errors.Error, OSError) as error:
+                _log.warning("coordinator %s does not lead: %s", config.name, error or repr(error))
+                await asyncio.sleep(_AFTER_TROUBLE_S)
+
+    async def _connected(self) -> None:
+        who = f"coordinator {self.config.name} cannot connect to {self.config.control.url}"
+        failed = sparing(lambda why: _log.warning("%s: %s", who, why))
+        store = await Store.connect(self.config.control, replicas=self.config.replicas, failed=failed)
+        try:
+            connection = await connect(self.config.control, failed=failed)
+            try:
+                await self._serve(store, connection)
+            finally:
+                with contextlib.suppress(nats.errors.Error, OSError):
+                    await connection.close()
+        finally:
+            await store.close()
+
+    async def _serve(self, store: Store, connection: Nats) -> None:
+        """Stand by and lead until there is trouble; then the connections too are made anew."""
+        config = self.config
+        lease = Lease(store, LEADER, config.name, config.lease_s)
+        showing = asyncio.create_task(show(store, config.name, config.lease_s))
+        try:
+            if not await lease.take():
+                await self._stand_by(store, connection, lease)
+            await self._lead(store, connection, lease)
+        finally:
+            try:
+                # at once, so that a standby need not wait; also when cancelled
+                with contextlib.suppress(LiveError):
+                    await lease.release()
+            finally:
+                await end_tasks([showing])
+
+    async def _stand_by(self, store: Store, connection: Nats, lease: Lease) -> None:
+        """Until the lead is taken."""
+        schema = self.config.schema if self.config.plan is None else self.config.plan.classes.schema
+        self.sharer = Sharer(self.config.name, schema, store, connection)
+        sharing = asyncio.create_task(self.sharer.run())
+        try:
+            while not await lease.take():
+                await asyncio.sleep(_STANDBY_S)
+        finally:
+            self.sharer = None
+            await end_tasks([sharing])
+
+    async def _lead(self, store: Store, connection: Nats, lease: Lease) -> None:
+        stores = Stores(store, lease)
+        try:
+            await together(_keep(lease), self._run_term(stores, connection))
+        finally:
+            self.term = None
+
+    async def _run_term(self, stores: Stores, connection: Nats) -> None:
+        book = await self._begin(stores)
+        self.terms += 1
+        _log.info("coordinator %s leads, revision %d", self.config.name, book.epochs.revision)
+        self.term = Term(self.config.settings, self.replanner, stores, connection, book, self._make)
+        await self.term.run()
+
+    async def _make(self, job: Job) -> Made:
+        return await make_in_process(job, self.config.planning_s)
+
+    async def _begin(self, stores: Stores) -> Book:
+        """The book of the store; of a new overlay when the store has none."""
+        clients = await _clients(stores)
+        found = await stores.store.get(STATE)
+        if found is None:
+            book = await self._first(stores, clients)
+            if self.config.replace_once:
+                await stores.store.put(REPLACED, self.config.replace_once.encode(), force=True)
+        else:
+            stores.revisions[STATE] = found[1]
+            book = await _load(stores, found[0], clients)
+            if self.config.replace_plan and self.config.plan is not None and not self._replaced:
+                await self._replace_once(stores, book, self.config.plan)
+        self._replaced = True
+        return book
+
+    async def _first(self, stores: Stores, clients: Mapping[str, bytes]) -> Book:
+        plan = await asyncio.to_thread(self._first_plan)
+        book, writes = await asyncio.to_thread(Book.first, plan, _fresh)
+        _check_sizes(writes, stores.store.most_value_bytes)
+        # left by a first start that did not come to its end
+        for key in clients.keys() - {write.key for write in writes}:
+            await stores.delete(key)
+        await stores.write(writes)
+        return book
+
+    def _first_plan(self) -> Plan:
+        config = self.config
+        if config.plan is not None:
+            return _checked(config.plan)
+        if config.overlay is None:
+            raise InputError("the store has no overlay yet: give a plan, or an overlay and a scheme")
+        classes = Classes.collapse([], config.overlay, config.schema)
+        problem = Problem.of(config.overlay, classes, Demand.of([]), config.attachments)
+        return check(make_plan(config.scheme, problem), problem)
+
+    async def _replace_once(self, stores: Stores, book: Book, plan: Plan) -> None:
+        wish = self.config.replace_once.encode()
+        found = await stores.store.get(REPLACED)
+        if wish and found is not None and found[0] == wish:
+            return
+        if await self._replace(stores, book, plan) and wish:
+            await stores.store.put(REPLACED, wish, force=True)
+
+    async def _replace(self, stores: Stores, book: Book, plan: Plan) -> bool:
+        """Propose the plan that was given, with what clients want now, unless it is the head already.
+
+        Whether it is the head now.
+        """
+        if plan.overlay != book.overlay:
+            raise InputError(
+                "the plan to begin with was made for another overlay than the store has. "
+                "Plan for that one, or begin with an empty control server."
+            )
+        if await asyncio.to_thread(book.is_head, _checked(plan)):
+            return True
+        try:
+            epoch, writes = await asyncio.to_thread(book.propose, plan)
+        except (EpochError, PlanError) as error:
+            _log.warning("the given plan is not installed, the present one stays: %s", error)
+            return False
+        await stores.write([*writes, book.state()])
+        _log.info("epoch %d: the given plan %s replaces the one in the store", epoch, plan.scheme)
+        return True
+
+
+def _check_sizes(writes: Sequence[Write], most: int) -> None:
+    for write in writes:
+        if not write.large and len(write.value) > most:
+            raise InputError(
+                f"{write.key} has {len(write.value)} bytes, the control server takes {most}: give clients "
+                "of the plan fewer subscriptions each, or the server a larger max_payload"
+            )
+
+
+def _fresh() -> str:
+    return uuid.uuid4().hex
+
+
+def _checked(plan: Plan) -> Plan:
+    problem = Problem.of(plan.overlay, plan.classes, Demand.of([]), plan.attachments, grid=plan.grid)
+    return check(plan, problem)
+
+
+async def _keep(lease: Lease) -> None:
+    """Renew the lease until it is no longer ours."""
+    while True:
+        await asyncio.sleep(0.25 * lease.ttl_s if lease.held else 0)
+        try:
+            ours = await lease.renew()
+        except LiveError as error:
+            if not lease.held:
+                raise LiveError(f"the lease of the leader lapsed: {error}") from error
+            await asyncio.sleep(0.1)
+            continue
+        if not ours:
+            raise LiveError("another coordinator has the lead")
+
+
+async def _clients(stores: Stores) -> dict[str, bytes]:
+    """The records of clients by key; their revisions are noted."""
+    found: dict[str, bytes] = {}
+    async with contextlib.aclosing(stores.store.watch("clients")) as changes:
+        async for change in changes:
+            if change is INITIAL:
+                return found
+            if change.value is not None:
+                found[change.key] = change.value
+                stores.revisions[change.key] = change.revision
+                stores.clients_at = max(stores.clients_at, change.revision)
+    raise LiveError("the control server did not list the clients: try again")
+
+
+async def _load(stores: Stores, state: bytes, clients: Mapping[str, bytes]) -> Book:
+    """The book of the store. Costs all plans and changes that are live."""
+    values = {STATE: state}
+    turns = asyncio.Semaphore(_READERS)
+
+    async def read(key: str, *, large: bool) -> None:
+        async with turns:
+            found = await (stores.store.get_large(key) if large else stores.store.get(key))
+        if found is None:
+            raise LiveError(f"the state names {key}, which the store has not: another leader is at work")
+        values[key] = found[0]
+
+    live = decode(state, State).live
+    large = [OVERLAY, *(epoch.plan_key for epoch in live)]
+    small = [key for epoch in live for _, key in epoch.changes]
+    await asyncio.gather(*(read(k, large=True) for k in large), *(read(k, large=False) for k in small))
+    book = await asyncio.to_thread(Book.load, values.__getitem__, clients.values(), _fresh)
+    held = [key for prefix in ("plans", "changes") for key in await stores.store.keys(prefix)]
+    # written by one who was then deposed
+    book.dropped = sorted(set(held) - book.referred())
+    return book
+
+
+# ------------------------------------------------------------------------------------- making of plans
+
+
+async def make_in_process(job: Job, limit_s: float) -> Made:
+    """Do a job in a process of its own, so that this one renews its leases and answers meanwhile.
+
+    Only bytes pass between them. The process ends with the job, when this is cancelled, and after
+    `limit_s`: then `LiveError`.
+    """
+    data = await asyncio.to_thread(job.encode)
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_child, args=(theirs,), daemon=True, name="ramify plans")
+    try:
+        await asyncio.to_thread(_begun, child, ours, theirs, data)
+        async with asyncio.timeout(limit_s):
+            while not ours.poll() and child.is_alive():
+                await asyncio.sleep(0.02)
+            if not ours.poll():
+                raise LiveError(f"the process that makes plans died with code {child.exitcode}")
+            made = await asyncio.to_thread(ours.recv_bytes)
+    except TimeoutError:
+        raise LiveError(f"making plans took more than {limit_s:g} s: try fewer schemes") from None
+    except (OSError, EOFError) as error:
+        raise LiveError(f"the process that makes plans is gone: {error!r}") from error
+    finally:
+        ours.close()
+        if child.is_alive():
+            child.kill()
+    return await asyncio.to_thread(Made.decode, made)
+
+
+def _begun(child: Any, ours: Any, theirs: Any, data: bytes) -> None:
+    child.start()
+    theirs.close()
+    ours.send_bytes(data)
+
+
+def _child(connection: Any) -> None:
+    connection.send_bytes(make_plans(connection.recv_bytes()))
+    connection.close()

@@ -1,0 +1,1 @@
+"""A machine that runs brokers: its files, servers and processes, and what can be seen of them."""

@@ -1,0 +1,261 @@
+"""The files of an overlay on one machine: where `ramify up`, `ramify keys` and clients find each other.
+
+Owns the directory:
+
+    overlay.json               the overlay; a directory belongs to one
+    clients.json               client -> broker; `add_clients` edits it, also while the overlay runs
+    matchmaking.json           the trees that matches are made over, where brokers do without a coordinator
+    movable.json               there when clients may move: every server then admits every client
+    coordinators.json          who may lead beside `coordinator`; `add_coordinators` likewise
+    clients/<client>.json      how a client connects (`ClientFile`)
+    keys/ brokers/<broker>/    see `Site`; control/ is the store of the control server
+    config/<broker>.toml       what a router is started with (`broker_files`)
+    logs/<process>.log         what each process says
+    samples/                   what the coordinator collects
+    running.json               while it runs: where everything is (`RunningFile`)
+    lock                       held by whoever runs it
+
+Everything but running.json is kept between runs, ports included.
+"""
+
+import fcntl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from ramify.errors import InputError, LiveError
+from ramify.network.graphs.files import read_overlay, write_overlay
+from ramify.network.graphs.overlay import Overlay
+from ramify.overlay.control.names import token
+from ramify.overlay.live.wire.security import Client, Control, KeyRing, Router, accounts_config
+from ramify.overlay.live.wire.streams import Endpoint
+
+__all__ = ["COORDINATOR", "VIEWER", "ClientFile", "Directory", "RunningFile", "replace_file"]
+
+COORDINATOR, VIEWER = "coordinator", "viewer"
+"""Users of the control server beside the brokers: who decides, and who looks (`ramify status`)."""
+
+
+class ClientFile(msgspec.Struct, frozen=True):
+    """How a client connects: `clients/<token>.json`. Paths are absolute."""
+
+    client: str
+    broker: str
+    url: str
+    seed_file: str
+
+
+class RunningFile(msgspec.Struct, frozen=True):
+    """What runs: `running.json`. With the trees of `matchmaking` there is no control server."""
+
+    pid: int
+    started: float
+    overlay: str
+    control_url: str
+    servers: dict[str, str]
+    processes: dict[str, int]
+    metrics: dict[str, str]
+    matchmaking: str = ""
+
+
+@dataclass(frozen=True)
+class Directory:
+    """The files of an overlay on this machine. See the module."""
+
+    path: Path
+
+    @property
+    def ring(self) -> KeyRing:
+        """The keys."""
+        return KeyRing(self.path / "keys")
+
+    def create(self, overlay: Overlay) -> None:
+        """Make the directory for an overlay. Raises `InputError` when it belongs to another."""
+        file = self.path / "overlay.json"
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for name in ("clients", "config", "logs", "samples", "brokers"):
+                (self.path / name).mkdir(exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot make the directory: {error.strerror}", path=str(self.path)) from None
+        if not file.exists():
+            write_overlay(overlay, file)
+        kept = read_overlay(file)
+        if kept.brokers != overlay.brokers or kept.ends.tolist() != overlay.ends.tolist():
+            raise InputError(
+                f"holds overlay {kept.name} with {len(kept)} brokers, not {overlay.name} with "
+                f"{len(overlay)}: give another directory, or remove this one",
+                path=str(self.path),
+            )
+        if kept != overlay:
+            raise InputError(
+                f"holds overlay {kept.name}, with another name, other prices, latencies or sites than what "
+                "was given: give another directory, or remove this one",
+                path=str(self.path),
+            )
+
+    @property
+    def matchmaking(self) -> str:
+        """The trees that matches are made over; empty where coordinators decide."""
+        file = self.path / "matchmaking.json"
+        try:
+            return msgspec.json.decode(file.read_bytes(), type=str)
+        except FileNotFoundError:
+            return ""
+        except msgspec.DecodeError as error:
+            raise InputError(f"does not name trees: {error}", path=str(file)) from None
+
+    def begin(self, matchmaking: str) -> None:
+        """Say who decides here, before the first run: brokers by matches over these trees, or coordinators.
+
+        Raises `InputError` when it was decided otherwise: what is under way would be misread.
+        """
+        ran = (self.path / "ports.json").exists()
+        if ran and self.matchmaking != matchmaking:
+            now, then = (
+                f"matchmaking over {t} trees" if t else "coordinators"
+                for t in (matchmaking, self.matchmaking)
+            )
+            raise InputError(
+                f"was run with {then}, not {now}: give another directory, or remove this one",
+                path=str(self.path),
+            )
+        if matchmaking:
+            replace_file(self.path / "matchmaking.json", matchmaking)
+
+    def overlay(self) -> Overlay:
+        """The overlay that the directory belongs to."""
+        file = self.path / "overlay.json"
+        if not file.exists():
+            raise InputError(
+                "no overlay here: make one with `ramify up` or `ramify keys`", path=str(self.path)
+            )
+        return read_overlay(file)
+
+    def clients(self) -> dict[str, str]:
+        """Who is attached where."""
+        file = self.path / "clients.json"
+        if not file.exists():
+            return {}
+        try:
+            return msgspec.json.decode(file.read_bytes(), type=dict[str, str])
+        except msgspec.DecodeError as error:
+            raise InputError(f"is not a map from clients to brokers: {error}", path=str(file)) from None
+
+    def add_clients(self, clients: Mapping[str, str]) -> None:
+        """Attach clients and make their keys. An overlay that runs from here lets them in within a moment.
+
+        Raises `InputError` for a broker that is not there, or a client that is attached elsewhere.
+        """
+        overlay, known = self.overlay(), self.clients()
+        for client, broker in clients.items():
+            token(client)
+            if broker not in overlay.index:
+                raise InputError(f"client {client!r} is to be at {broker!r}, which {overlay.name} has not")
+            if known.get(client, broker) != broker:
+                raise InputError(
+                    f"client {client!r} is attached to {known[client]!r}, not {broker!r}: use another name"
+                )
+            self.ring.pair(Client(client))
+        replace_file(self.path / "clients.json", known | dict(clients))
+
+    @property
+    def movable(self) -> bool:
+        """Whether every server admits every client."""
+        return (self.path / "movable.json").exists()
+
+    def make_movable(self) -> None:
+        """Let every server admit every client, under its own name; an overlay that runs from here does so
+        within a moment."""
+        if not self.movable:
+            replace_file(self.path / "movable.json", True)
+
+    def coordinators(self) -> list[str]:
+        """Who may lead, or stand by: users of the control server."""
+        file = self.path / "coordinators.json"
+        if not file.exists():
+            return [COORDINATOR]
+        try:
+            more = msgspec.json.decode(file.read_bytes(), type=list[str])
+        except msgspec.DecodeError as error:
+            raise InputError(f"is not a list of coordinators: {error}", path=str(file)) from None
+        return [COORDINATOR, *more]
+
+    def add_coordinators(self, names: Sequence[str]) -> None:
+        """Let coordinators in and make their keys. An overlay that runs from here does so within a moment.
+
+        Raises `InputError` for a name that another user of the control server has.
+        """
+        known = self.coordinators()
+        for name in names:
+            if name == VIEWER or name in self.overlay().index:
+                raise InputError(f"coordinator {name!r} would have the key of another: use another name")
+            self.ring.pair(Control(name))
+        more = [*known[1:], *(name for name in dict.fromkeys(names) if name not in known)]
+        if more != known[1:]:
+            replace_file(self.path / "coordinators.json", more)
+
+    def control_accounts(self) -> str:
+        """The accounts of the control server: brokers, coordinators, and who looks."""
+        users = [*self.overlay().brokers, *self.coordinators(), VIEWER]
+        publics = {name: self.ring.pair(Control(name)).public for name in users}
+        return accounts_config(self.ring.pair(Router(".control")).public, {}, {}, publics)
+
+    def client_file(self, client: str) -> Path:
+        """Where it says how a client connects."""
+        return self.path / "clients" / f"{token(client)}.json"
+
+    def running(self) -> RunningFile | None:
+        """What runs from here; None when nothing does."""
+        try:
+            found = msgspec.json.decode((self.path / "running.json").read_bytes(), type=RunningFile)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+        return found if self._is_locked() else None
+
+    def lock(self) -> IO[str]:
+        """Hold the directory until the file is closed. Raises `InputError` when another process does."""
+        file = (self.path / "lock").open("a")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            running = self.running()
+            who = f" (process {running.pid})" if running else ""
+            raise InputError(
+                f"an overlay runs from here{who}: stop it first, or give another directory",
+                path=str(self.path),
+            ) from None
+        return file
+
+    def _is_locked(self) -> bool:
+        with (self.path / "lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            return False
+
+    def viewer(self, control_url: str) -> Endpoint:
+        """How `ramify status` reads the control server."""
+        return self.control_endpoint(VIEWER, control_url)
+
+    def control_endpoint(self, name: str, control_url: str) -> Endpoint:
+        """How a broker, coordinator or viewer reaches the control server."""
+        role = Control(name)
+        return Endpoint(control_url, self.ring.pair(role).seed, role.inbox_prefix, f"control {name}")
+
+
+def replace_file(path: Path, value: object) -> None:
+    """Write a value as JSON; whoever reads meanwhile sees the old file or the new one."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+        part.replace(path)
+    except OSError as error:
+        raise LiveError(
+            f"cannot write {path}: {error.strerror}. Make room, or give another directory"
+        ) from None

@@ -1,0 +1,204 @@
+"""What runs and how it fares: for `ramify status` and for tests.
+
+Owns the view. It only reads. From the control server it is as old as the brokers' last report of
+themselves, about two seconds; brokers that make matches have none, and are asked one by one.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+import nats.errors
+
+from ramify.errors import InputError, LiveError
+from ramify.overlay.control.epochs import BrokerReport, Epochs
+from ramify.overlay.control.names import STATUS, name_of
+from ramify.overlay.control.records import LEADER, STATE, LiveEpoch, State, Status, decode
+from ramify.overlay.live.host.directory import Directory, RunningFile
+from ramify.overlay.live.wire.security import Router
+from ramify.overlay.live.wire.store import INITIAL, Lease, Store
+from ramify.overlay.live.wire.streams import Endpoint, connect, disconnect
+
+__all__ = ["BrokerView", "EpochView", "Look", "Overview", "ask_brokers", "look", "looking", "looking_here"]
+
+DECISIONS_SHOWN = 5
+STALE_S = 15.0
+"""What a broker said of itself counts so long."""
+ANSWER_S = 3.0
+"""A broker that has not answered by then is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochView:
+    """A live epoch. `waiting`: whom it waits for in its state, and why."""
+
+    epoch: int
+    state: str
+    revision: int
+    plan_key: str
+    waiting: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerView:
+    """A broker: `state` is routing, catching up, or lost; `status` is its own word, if any."""
+
+    name: str
+    state: str
+    status: Status | None
+    age_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """All of it. `leader` is None when no coordinator decides now. With `matchmaking`, the trees that
+    matches are made over, there is none, and there are no epochs."""
+
+    leader: str | None
+    epochs: list[EpochView] = field(default_factory=list)
+    brokers: list[BrokerView] = field(default_factory=list)
+    clients: int = 0
+    decisions: list[dict[str, object]] = field(default_factory=list)
+    matchmaking: str = ""
+
+    @property
+    def routing(self) -> bool:
+        """Whether every broker routes."""
+        return bool(self.brokers) and all(broker.state == "routing" for broker in self.brokers)
+
+    def behind(self, since: float) -> list[str]:
+        """The brokers that do not route by the newest epoch, or have not begun since a moment.
+
+        What a process has said of itself outlives it for a while.
+        """
+        newest = max((each.epoch for each in self.epochs), default=0 if self.matchmaking else 1)
+        return [
+            broker.name
+            for broker in self.brokers
+            if broker.state != "routing"
+            or broker.status is None
+            or broker.status.started < since
+            or broker.status.epoch < newest
+        ]
+
+
+Look = Callable[[], Awaitable[Overview]]
+
+
+@contextlib.asynccontextmanager
+async def looking(
+    control: Endpoint, failed: Callable[[Exception], None] = lambda error: None
+) -> AsyncIterator[Look]:
+    """Looks at a control server. Waits until it is there; `failed` hears of attempts."""
+    store = await Store.connect(control, failed=failed)
+    try:
+        yield lambda: look(store)
+    finally:
+        await store.close()
+
+
+@contextlib.asynccontextmanager
+async def looking_here(
+    directory: Directory, running: RunningFile, failed: Callable[[Exception], None] = lambda error: None
+) -> AsyncIterator[Look]:
+    """Looks at what runs from a directory of this machine."""
+    if not running.matchmaking:
+        async with looking(directory.viewer(running.control_url), failed) as here:
+            yield here
+        return
+    roles = {Router(name): url for name, url in running.servers.items()}
+    routers = {
+        role.name: Endpoint(url, directory.ring.pair(role).seed, role.inbox_prefix, "status")
+        for role, url in roles.items()
+    }
+    yield lambda: ask_brokers(routers, running.matchmaking)
+
+
+async def ask_brokers(routers: Mapping[str, Endpoint], trees: str) -> Overview:
+    """Ask every broker that makes matches. Those that do not answer in time are lost."""
+    found = await asyncio.gather(*(_asked(name, router) for name, router in sorted(routers.items())))
+    clients = sum(each.status.clients for each in found if each.status is not None)
+    return Overview(None, brokers=list(found), clients=clients, matchmaking=trees)
+
+
+async def _asked(name: str, router: Endpoint) -> BrokerView:
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            connection = await connect(router)
+            try:
+                status = decode((await connection.request(STATUS, b"", timeout=ANSWER_S)).data, Status)
+            finally:
+                await disconnect(connection)
+    except (LiveError, nats.errors.Error, TimeoutError, OSError):
+        return BrokerView(name, "lost", None, None)
+    return BrokerView(name, "routing" if status.routing else "catching up", status, 0.0)
+
+
+async def look(store: Store) -> Overview:
+    """Read everything once. Raises `LiveError` when the control server does not answer."""
+    lease = await store.get(LEADER)
+    leader = None if lease is None else Lease.read(lease[0])[0]
+    saved = await store.get(STATE)
+    epochs, live = Epochs(), list[LiveEpoch]()
+    if saved is not None:
+        state = decode(saved[0], State)
+        epochs, live = Epochs.from_json(bytes(state.epochs)), state.live
+    # what was saved is older than what brokers say
+    for value in (await _values(store, "reports")).values():
+        epochs.on_report(BrokerReport.from_json(value))
+    leases = await _values(store, "brokers")
+    told = {name: decode(value, Status) for name, value in (await _values(store, "status")).items()}
+    names = sorted({*epochs.members, *leases, *told})
+    return Overview(
+        leader,
+        [_epoch(epochs, each) for each in live],
+        [_broker(name, epochs, leases, told.get(name)) for name in names],
+        len(await store.keys("clients")),
+        await _decisions(store),
+    )
+
+
+def _epoch(epochs: Epochs, each: LiveEpoch) -> EpochView:
+    revision = each.changes[-1][0] if each.changes else each.base
+    state = epochs.state(each.epoch)
+    return EpochView(each.epoch, state.value, revision, each.plan_key, epochs.waits_for(each.epoch))
+
+
+def _broker(name: str, epochs: Epochs, leases: dict[str, bytes], status: Status | None) -> BrokerView:
+    age = None if status is None else max(0.0, time.time() - status.at)
+    if name not in leases:
+        return BrokerView(name, "lost", status, age)
+    known = epochs.session(name) == Lease.read(leases[name])[1]
+    routing = known and status is not None and status.routing and age is not None and age < STALE_S
+    return BrokerView(name, "routing" if routing else "catching up", status, age)
+
+
+async def _decisions(store: Store) -> list[dict[str, object]]:
+    found = await _values(store, "decisions", names=False)
+    newest = sorted(found, key=lambda key: int(key) if key.isdigit() else 0)[-DECISIONS_SHOWN:]
+    rows: list[dict[str, object]] = []
+    for key in newest:
+        try:
+            rows.append(msgspec.json.decode(found[key], type=dict[str, object]))
+        except msgspec.DecodeError as error:
+            raise InputError(f"decision {key} in the store is damaged: {error}") from None
+    return rows
+
+
+async def _values(store: Store, prefix: str, *, names: bool = True) -> dict[str, bytes]:
+    """The values below a prefix, by the last part of their keys."""
+    found: dict[str, bytes] = {}
+    changes = store.watch(prefix)
+    try:
+        async for change in changes:
+            if change is INITIAL:
+                break
+            if change.value is not None:
+                last = change.key.removeprefix(f"{prefix}.")
+                found[name_of(last) if names else last] = change.value
+    finally:
+        await changes.aclose()
+    return found

@@ -1,0 +1,120 @@
+"""A process of brokers: `python -m ramify.overlay.live.host.process FILE...`, which `ramify broker` runs.
+
+Owns the process: settings in, brokers until a signal, an orderly end. Several brokers of a process share
+plans, so many small ones cost little. It imports what routing needs and no more.
+
+SIGTERM, SIGINT and SIGHUP end it with code 0. A broker that another process has taken over ends; the others
+go on, and when none is left the code is 3.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ramify.errors import RamifyError
+from ramify.overlay.live.broker.governed import Governed
+from ramify.overlay.live.broker.log import SupersededError
+from ramify.overlay.live.broker.matchmaker import Matchmaker, MatchmakerConfig
+from ramify.overlay.live.broker.plan_cache import PlanCache
+from ramify.overlay.live.host.broker_files import BrokerFile, read_broker_file
+from ramify.overlay.live.host.metrics import BrokerMetrics, serve_metrics
+from ramify.overlay.live.wire.tasks import end_tasks
+
+__all__ = ["SUPERSEDED", "ending_signals", "log_to_stderr", "serve_brokers", "until_signal"]
+
+_log = logging.getLogger(__name__)
+
+SUPERSEDED = 3
+"""The exit code when other processes run all the brokers of this one."""
+
+
+def log_to_stderr() -> None:
+    """One line per message, with time and level."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s")
+    # every failed attempt to reach a server that is down
+    logging.getLogger("nats").setLevel(logging.CRITICAL)
+
+
+async def until_signal() -> None:
+    """Return when the process is asked to end. A hangup counts, unless whoever started us ignores those."""
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in ending_signals():
+        loop.add_signal_handler(number, asked.set)
+    await asked.wait()
+
+
+def ending_signals() -> tuple[signal.Signals, ...]:
+    """The signals that ask a process to end: not a hangup where `nohup` has us ignore it."""
+    both = (signal.SIGINT, signal.SIGTERM)
+    return both if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*both, signal.SIGHUP)
+
+
+async def serve_brokers(
+    files: Sequence[BrokerFile], *, metrics_port: int | None = None, announce: Path | None = None
+) -> int:
+    """Run brokers until a signal; returns the exit code.
+
+    `metrics_port` counts before those of the files; `announce` is a file to say in where metrics are.
+    Raises `InputError` for seeds that cannot be used, `LiveError` for a port that is taken.
+    """
+    plans = PlanCache()
+    brokers = [_broker(file, plans) for file in files]
+    ports = [metrics_port, *(file.metrics_port for file in files)]
+    port = next((port for port in ports if port is not None), None)
+    if port is not None:
+        url = f"http://127.0.0.1:{serve_metrics(BrokerMetrics(brokers), port)}/metrics"
+        _log.info("metrics at %s", url)
+        if announce is not None:
+            announce.write_text(json.dumps({"metrics": url}))
+    asked = asyncio.create_task(until_signal())
+    tasks = {asyncio.create_task(broker.run()): broker for broker in brokers}
+    _log.info("brokers %s", ", ".join(broker.name for broker in brokers))
+    try:
+        while tasks:
+            done, _ = await asyncio.wait([asked, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            if asked in done:
+                return 0
+            for task in done:
+                _ended(tasks.pop(task), task)
+    finally:
+        await end_tasks([asked, *tasks])
+    return SUPERSEDED
+
+
+def _broker(file: BrokerFile, plans: PlanCache) -> Governed | Matchmaker:
+    config = file.config()
+    return Matchmaker(config) if isinstance(config, MatchmakerConfig) else Governed(config, plans)
+
+
+def _ended(broker: Governed | Matchmaker, task: "asyncio.Task[None]") -> None:
+    try:
+        task.result()
+    except SupersededError as error:
+        _log.warning("broker %s: %s", broker.name, error)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description="Run brokers.")
+    parser.add_argument("files", nargs="+", type=Path, help="settings of brokers (TOML)")
+    parser.add_argument("--metrics-port", type=int, default=None)
+    parser.add_argument("--announce", type=Path, default=None)
+    asked = parser.parse_args(arguments)
+    log_to_stderr()
+    try:
+        files = [read_broker_file(file) for file in asked.files]
+        served = serve_brokers(files, metrics_port=asked.metrics_port, announce=asked.announce)
+        return asyncio.run(served)
+    except RamifyError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Connections to NATS servers: streams, pulls, the control store, keys and TLS."""

@@ -1,0 +1,397 @@
+"""Who may do what on a broker's server: keys, roles, and the accounts of its configuration.
+
+Owns the NKeys on disk, the subjects each role may use, and the text of `accounts` and `tls`. Pure but for
+the key files; it starts nothing.
+
+Two accounts, because a server does not check reply subjects against permissions: in one account a client
+could name a lane of OUT as the reply of its publish, and the server itself would write there. RAMIFY holds
+the streams and the router alone. EDGE holds neighbours and clients; it imports a few services, and every
+user of it may ask only those that carry its own name and listen only below its own inbox prefix. An answer
+that crosses accounts ends in EDGE: it enters no stream and no other service.
+
+What remains: a user can have its own answers sent to another's inbox *if it knows the subject*. So inboxes
+end in random parts (nats-py does this), and nobody subscribes to a whole prefix.
+"""
+
+import base64
+import binascii
+import ipaddress
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import nkeys  # type: ignore[import-untyped]
+
+from ramify.errors import InputError
+from ramify.overlay.control.names import CLIENT, CONTROL, DELIVER, OUT, PUBLISH, inbox_prefix, token
+
+__all__ = [
+    "INFO",
+    "LAST",
+    "Client",
+    "Control",
+    "KeyPair",
+    "KeyRing",
+    "Neighbour",
+    "Role",
+    "Router",
+    "Tls",
+    "accounts_config",
+    "check_listen",
+    "new_user",
+    "pair_of",
+    "quote",
+    "read_seed",
+    "tls_config",
+]
+
+_LONGEST_FILE_NAME = 255
+
+_SERVICES = (
+    (f"{PUBLISH}.*", "single"),
+    (f"{CONTROL}.*", "single"),
+    (f"$JS.API.CONSUMER.RESET.{OUT}.*", "single"),
+    # one pull brings many messages
+    (f"$JS.API.CONSUMER.MSG.NEXT.{OUT}.*", "stream"),
+    (f"$JS.ACK.{OUT}.*.>", "single"),
+)
+"""What EDGE may ask of RAMIFY under the same subject, and how many answers a request has."""
+
+INFO = "ramify.info"
+"""Followed by a consumer's name: the state of that consumer of OUT, for its reader.
+
+Under a subject of our own: to `$JS.API.CONSUMER.INFO` the server answers twice, once for EDGE, which has no
+JetStream, and that refusal comes first (seen with 2.15.1; RESET and MSG.NEXT have one answer).
+"""
+
+LAST = "ramify.last"
+"""Followed by a client's token: the last message on its lane, for who must know how far that goes."""
+
+_INFO_API = f"$JS.API.CONSUMER.INFO.{OUT}.*"
+_LAST_API = f"$JS.API.DIRECT.GET.{OUT}.{DELIVER}.*"
+_RENAMED = ((_INFO_API, f"{INFO}.*"), (_LAST_API, f"{LAST}.*"))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A user's key. The seed is the secret and stays out of `repr`; the public key goes to servers."""
+
+    seed: str = field(repr=False)
+    public: str
+
+
+def new_user() -> KeyPair:
+    """A new user key from the system's entropy."""
+    return pair_of(nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER).decode())
+
+
+def pair_of(seed: str) -> KeyPair:
+    """The pair of a user's seed. Raises `InputError` for a seed that is damaged or not a user's.
+
+    The message never holds the seed. The checksum is compared here, since `nkeys` skips it.
+    """
+    try:
+        prefix, raw = nkeys.decode_seed(bytearray(seed, "ascii"))
+        whole = nkeys.encode_seed(bytes(raw), prefix).decode() == seed
+    except (nkeys.NkeysError, ValueError):
+        whole, prefix = False, None
+    if not whole or prefix != nkeys.PREFIX_BYTE_USER:
+        raise InputError("this is no NKey seed of a user (58 characters from SU...), or it is damaged")
+    return KeyPair(seed, nkeys.from_seed(bytearray(seed, "ascii")).public_key.decode())
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A named user of a server. It may use no more than the subjects here."""
+
+    kind: ClassVar[str]
+    name: str
+
+    @property
+    def token(self) -> str:
+        """The name as part of a subject."""
+        return token(self.name)
+
+    @property
+    def inbox_prefix(self) -> str:
+        """Answers to this user arrive below it."""
+        return inbox_prefix(self.kind, self.name)
+
+    @property
+    def publish(self) -> tuple[str, ...] | None:
+        """Subjects it may publish to; None for all of its account."""
+        return None
+
+    @property
+    def subscribe(self) -> tuple[str, ...] | None:
+        """Subjects it may subscribe to; None for all of its account."""
+        return None
+
+
+class Router(Role):
+    """The router of a broker, alone in RAMIFY on its own server: everything there."""
+
+    __slots__ = ()
+    kind = "router"
+
+
+class Control(Role):
+    """A broker or coordinator on the control server: everything in CONTROL, nothing elsewhere."""
+
+    __slots__ = ()
+    kind = "control"
+
+
+class Neighbour(Role):
+    """A neighbouring broker: it reads its own link."""
+
+    __slots__ = ()
+    kind = "link"
+
+    @property
+    def publish(self) -> tuple[str, ...]:
+        """Its own consumer of OUT."""
+        return _lane(f"{self.kind}_{self.token}")
+
+    @property
+    def subscribe(self) -> tuple[str, ...]:
+        """Its own inbox."""
+        return (f"{self.inbox_prefix}.>",)
+
+
+class Client(Role):
+    """A client: it publishes and asks under its own name, and reads its own deliveries."""
+
+    __slots__ = ()
+    kind = CLIENT
+
+    @property
+    def publish(self) -> tuple[str, ...]:
+        """Its own publishes and requests, its own consumer of OUT, and the end of its own lane."""
+        own = self.token
+        return (
+            f"{PUBLISH}.{own}",
+            f"{CONTROL}.{own}",
+            f"{LAST}.{own}",
+            *_lane(f"{self.kind}_{own}"),
+        )
+
+    @property
+    def subscribe(self) -> tuple[str, ...]:
+        """Its own inbox."""
+        return (f"{self.inbox_prefix}.>",)
+
+
+def _lane(consumer: str) -> tuple[str, ...]:
+    """Pull, acknowledge, reset and look at one consumer of OUT; not create, change or delete it."""
+    api = "$JS.API.CONSUMER"
+    calls = tuple(f"{api}.{call}.{OUT}.{consumer}" for call in ("MSG.NEXT", "RESET"))
+    return (*calls, f"{INFO}.{consumer}", f"$JS.ACK.{OUT}.{consumer}.>")
+
+
+class KeyRing:
+    """Seeds in one directory, a file `<kind>-<token>.nk` for each user, made once and then reused.
+
+    The directory has mode 0700 and the files 0600; anything wider is refused, since whoever read a seed may
+    have kept it. A file appears whole or not at all, and of two that make the same key at once one wins.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"cannot make the directory for keys: {error.strerror}", path=str(directory)
+            ) from None
+        _check_mode(directory, 0o700)
+
+    def path(self, role: Role) -> Path:
+        """The file of a user's seed."""
+        file = f"{role.kind}-{role.token}.nk"
+        if len(file) > _LONGEST_FILE_NAME:
+            raise InputError(f"the name {role.name[:40]!r} is too long for a key file: shorten it")
+        return self.directory / file
+
+    def pair(self, role: Role) -> KeyPair:
+        """The user's key, made when there is none yet."""
+        path = self.path(role)
+        if not path.exists():
+            _write_once(path, new_user().seed)
+        return self.read(role)
+
+    def read(self, role: Role) -> KeyPair:
+        """The user's key. Raises `InputError` when there is none, it is damaged, or others may read it."""
+        return read_seed(self.path(role), f"no key for {role.kind} {role.name!r}: copy its seed here")
+
+
+def read_seed(path: Path, missing: str = "there is no such key: copy its seed here") -> KeyPair:
+    """The key in a file. Raises `InputError` when there is none, it is damaged, or others may read it."""
+    try:
+        _check_mode(path, 0o600)
+        text = path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(missing, path=str(path)) from None
+    except OSError as error:
+        raise InputError(f"cannot read the key: {error.strerror}", path=str(path)) from None
+    try:
+        return pair_of(text.decode("ascii", "replace").strip())
+    except InputError as error:
+        reason = f"{error.reason}. Restore the file, or delete it for a new key and tell the servers."
+        raise InputError(reason, path=str(path)) from None
+
+
+def _write_once(path: Path, seed: str) -> None:
+    part = path.with_name(f".{os.getpid()}-{os.urandom(6).hex()}.part")
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(seed + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        # a link, not a rename: it never replaces a key that someone else made meanwhile
+        os.link(part, path)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise InputError(f"cannot write the key: {error.strerror}", path=str(path)) from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _check_mode(path: Path, wanted: int) -> None:
+    found = path.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    if mode != wanted:
+        reason = f"mode is {mode:04o}, keys need {wanted:04o}: run chmod {wanted:o}, and make a new key"
+        raise InputError(f"{reason} if others had access", path=str(path))
+    if found.st_uid != os.geteuid():
+        raise InputError("belongs to another user: keys must belong to the one who runs", path=str(path))
+
+
+def accounts_config(
+    router_public: str,
+    neighbours: Mapping[str, str],
+    clients: Mapping[str, str],
+    control: Mapping[str, str] | None = None,
+) -> str:
+    """The `accounts` block of a broker's server, the same text for the same users.
+
+    Maps go from names to public keys. `control` adds the account CONTROL with streams of its own, for the
+    brokers and coordinators that share their state on this server. Raises `InputError` for a bad key, a key
+    of two users, or a bad name.
+    """
+    edge: list[tuple[Role, str]] = [(Neighbour(name), key) for name, key in sorted(neighbours.items())]
+    edge += [(Client(name), key) for name, key in sorted(clients.items())]
+    shared = [(Control(name), key) for name, key in sorted((control or {}).items())]
+    _check_keys(
+        [("the router", router_public), *((f"{r.kind} {r.name!r}", k) for r, k in (*edge, *shared))]
+    )
+    services = (*_SERVICES, *((subject, "single") for subject, _ in _RENAMED))
+    exports = [f'{{service: "{subject}", response_type: {kind}}}' for subject, kind in services]
+    imports = [f'{{service: {{account: RAMIFY, subject: "{subject}"}}}}' for subject, _ in _SERVICES]
+    imports += [f'{{service: {{account: RAMIFY, subject: "{a}"}}, to: "{b}"}}' for a, b in _RENAMED]
+    blocks = [
+        _account("RAMIFY", [f"{{nkey: {router_public}}}"], exports=exports, jetstream=True),
+        _account("EDGE", [_user(role, key) for role, key in edge], imports=imports),
+    ]
+    if control is not None:
+        blocks.append(_account("CONTROL", [_user(role, key) for role, key in shared], jetstream=True))
+    return "accounts {\n" + "".join(blocks) + "}\n"
+
+
+def _account(
+    name: str,
+    users: Iterable[str],
+    *,
+    exports: Iterable[str] = (),
+    imports: Iterable[str] = (),
+    jetstream: bool = False,
+) -> str:
+    parts = {"users": users, "exports": exports, "imports": imports}
+    lines = [f"  {name} {{", *(["    jetstream: enabled"] if jetstream else [])]
+    for key, items in parts.items():
+        if inner := "".join(f"      {item}\n" for item in items):
+            lines.append(f"    {key}: [\n{inner}    ]")
+    return "\n".join([*lines, "  }", ""])
+
+
+def _user(role: Role, public: str) -> str:
+    rights = (("publish", role.publish), ("subscribe", role.subscribe))
+    allowed = [
+        f"{verb}: {{allow: [{', '.join(map(quote, what))}]}}" for verb, what in rights if what is not None
+    ]
+    return f"{{nkey: {public}" + (f", permissions: {{{', '.join(allowed)}}}" if allowed else "") + "}"
+
+
+def _check_keys(users: Iterable[tuple[str, str]]) -> None:
+    owner: dict[str, str] = {}
+    for who, key in users:
+        if not _is_public(key):
+            raise InputError(f"{who}: {key[:60]!r} is no public NKey of a user (56 characters from U...)")
+        if key in owner:
+            raise InputError(f"{owner[key]} and {who} have the same key: every user needs its own")
+        owner[key] = who
+
+
+def _is_public(key: str) -> bool:
+    try:
+        raw = base64.b32decode(key.encode("ascii"))
+    except (binascii.Error, UnicodeEncodeError):
+        return False
+    prefix_and_sum = len(raw) == 35 and raw[0] == nkeys.PREFIX_BYTE_USER
+    return prefix_and_sum and bool(nkeys.crc16_checksum(raw[:-2]) == raw[-2:])
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """TLS of a server: PEM files. With `verify`, clients too must show a certificate that `ca` signed.
+
+    Who connects must insist on TLS (`tls.TlsTransport`): the server's greeting may come in the clear, and
+    whoever stands between can leave out that it asks for it.
+    """
+
+    cert: Path
+    key: Path
+    ca: Path | None = None
+    verify: bool = False
+
+
+def tls_config(tls: Tls) -> str:
+    """The `tls` block. Raises `InputError` when a file is missing or `verify` has no authority."""
+    if tls.verify and tls.ca is None:
+        raise InputError("TLS with verify needs ca, the file of the authority that signs clients")
+    files = {"cert_file": tls.cert, "key_file": tls.key, "ca_file": tls.ca}
+    lines = ["tls {", "  handshake_first: auto"]
+    for key, path in files.items():
+        if path is None:
+            continue
+        if not path.is_file():
+            raise InputError(f"no such file, but TLS names it as {key}", path=str(path))
+        lines.append(f"  {key}: {quote(str(path.absolute()))}")
+    return "\n".join([*lines, *(["  verify: true"] if tls.verify else []), "}", ""])
+
+
+def check_listen(host: str, tls: Tls | None) -> None:
+    """Raise `InputError` when a server would listen beyond this machine without TLS."""
+    if tls is None and not _is_loopback(host):
+        raise InputError(f"listening on {host!r} leaves this machine: give TLS files, or use 127.0.0.1")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def quote(text: str) -> str:
+    """A string of a server's configuration. Raises `InputError` for control characters."""
+    if re.search(r"[\x00-\x1f\x7f]", text):
+        raise InputError(
+            f"{text[:80]!r} has control characters, which a server's configuration cannot hold"
+        )
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

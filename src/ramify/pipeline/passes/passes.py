@@ -1,0 +1,499 @@
+"""One pass over the events of a source: read, match, count, in one step per task.
+
+Owns the pass and what comes out of it (`Reckoned`). A task reads its share of the source, matches it,
+counts it into distinct patterns in a compiled hash table, and gives back the patterns and, beside them,
+what else is to be told: rejected records, pieces done, unknown publishers, spans of time. That small
+result is kept; Spark adds up equal patterns of different tasks. So events are read once, and no event
+crosses from Python to Java.
+
+Guarantee: every record of the source is counted, unknown, thinned out or quarantined, and the totals are
+checked (`Totals`). All sums are of integers: the result does not depend on partitions or order.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from ramify.content.filters.filters import Filter
+from ramify.errors import SparkError
+from ramify.pipeline.passes.files import absolute
+from ramify.pipeline.passes.matching import Shards, ship_matcher
+from ramify.pipeline.passes.sources import Chunk, Reject, Source
+from ramify.pipeline.passes.table_files import TABLES, spark_schema
+from ramify.planning.demand.pattern_arrays import PatternArrays
+from ramify.planning.demand.pattern_rows import PATTERNS, class_lists
+from ramify.planning.demand.tally import Counting, PatternTally
+from ramify.planning.demand.windows import Span, Windows
+
+__all__ = [
+    "PARTIAL",
+    "Digest",
+    "Kind",
+    "Reckoned",
+    "Totals",
+    "partial_rows",
+    "reckon",
+    "reckoned",
+    "unpacked",
+]
+
+
+class Kind(IntEnum):
+    """What a row that comes out of a task is."""
+
+    PATTERN = 0  # raw: many patterns, packed (`PatternArrays`); count: how many
+    REJECTED = 1  # file, start, position, line, reason, detail, raw; count: records it stands for
+    PIECE = 2  # file, start; position: lines, count: records in it
+    UNKNOWN = 3  # split, client; count: events
+    SPAN = 4  # split; count: events, start: first and position: last time in microseconds
+    UNREACHED = 5  # file: the path; count: values that no filter can reach
+    # count: events read, bytes: records rejected, line: rejects, position: thinned out, start: patterns
+    READ = 6
+    DIGEST = 7  # raw: what a digest makes of a task's patterns
+
+
+_EXTRA: dict[str, Any] = {
+    "kind": pa.int32(),
+    "file": pa.string(),
+    "start": pa.int64(),
+    "position": pa.int64(),
+    "line": pa.int64(),
+    "reason": pa.string(),
+    "detail": pa.string(),
+    "raw": pa.binary(),
+}
+PARTIAL = pa.schema([*PATTERNS, *pa.schema(_EXTRA)])
+"""The columns that a task gives back."""
+
+Digest: TypeAlias = Callable[[pa.RecordBatch], Iterator[pa.RecordBatch]]
+"""In a task: what to give back for some patterns (rows of `PATTERNS`), instead of them."""
+
+Step: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+# A task gives its patterns back and starts afresh when it holds so many patterns, or classes in them.
+_MOST_PATTERNS = 1 << 21
+_MOST_ENTRIES = 1 << 26
+_MOST_REJECTS = 1 << 14
+_PACKED_PATTERNS = 1 << 16
+# Patterns of all tasks together up to which the driver adds them up by itself.
+_MOST_COLLECTED = 1 << 22
+_KEYS = PATTERNS.names[:-2]
+_PLACE = ("file", "start", "position")
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What became of the records of a source: `rows_in == good + quarantined`.
+
+    Of the good ones, `thinned` were not in the sample and `unknown` have a publisher without a known
+    broker; the others are counted. `faults` is 0 when everything could be used: a file that cannot be
+    opened is a fault, although nobody knows how many records it has. `files` were read, at least in part.
+    """
+
+    rows_in: int
+    good: int
+    quarantined: int
+    thinned: int
+    unknown: int
+    faults: int
+    files: int
+
+    @property
+    def counted(self) -> int:
+        """Events that are in patterns."""
+        return self.good - self.thinned - self.unknown
+
+
+@dataclass(frozen=True)
+class Reckoned:
+    """What a pass found. The frames are computed from kept rows, not by reading the source again.
+
+    Attributes
+    ----------
+    totals         see there
+    patterns       frame of `PATTERNS`: distinct patterns with sums
+    spans          per window the events and the time they span
+    unknown        per window and publisher the events that no broker is known for
+    unreached      per path the values that no filter can reach
+    """
+
+    totals: Totals
+    patterns: DataFrame
+    spans: dict[int, Span]
+    unknown: dict[tuple[int, str | None], int]
+    unreached: dict[str, int]
+    counting: Counting
+    tag_filters: int
+    _rows: DataFrame
+    _pattern_rows: int
+    _unread: tuple[Reject, ...]
+
+    def windows(self) -> Windows:
+        """The demands, in this process.
+
+        Equal patterns of different tasks are added up here, unless they are so many that Spark must.
+        """
+        if self._pattern_rows <= _MOST_COLLECTED:
+            raw = _arrow(self.packed)["raw"]
+            return self.windows_of(_unpacked(raw, range(len(raw))))
+        return self.windows_of(_arrow(self.patterns))
+
+    def windows_of(self, patterns: pa.Table | PatternArrays) -> Windows:
+        """The demands of patterns that are here already."""
+        return Windows.of_rows(
+            patterns,
+            self.counting.split,
+            self.spans,
+            self.unknown,
+            self.tag_filters,
+            half_life_s=self.counting.half_life_s,
+            pane_us=self.counting.pane_us,
+        )
+
+    @property
+    def quarantine(self) -> DataFrame:
+        """Records and parts of files that could not be used (table `quarantine`)."""
+        rejects = self._of(Kind.REJECTED, *_PLACE, "line", "reason", "detail", "raw", rows="count")
+        if self._unread:
+            extra = _rows([_reject_row(reject) for reject in self._unread])
+            made = rejects.sparkSession.createDataFrame(pa.Table.from_batches([extra]))
+            rejects = rejects.union(made.withColumn("rows", sf.col("count")).select(rejects.columns))
+        pieces = self._of(Kind.PIECE, "file", "start", lines="position", rows_in="count")
+        return absolute(rejects, pieces).select(TABLES["quarantine"].schema.names)
+
+    def first_rejects(self, most: int) -> tuple[dict[str, Any], ...]:
+        """The first rows of `quarantine`, by file and position; no job when there are none."""
+        if not self.totals.faults:
+            return ()
+        ordered = self.quarantine.orderBy("file", "position", "reason").limit(most)
+        return tuple(_arrow(ordered).to_pylist())
+
+    @property
+    def packed(self) -> DataFrame:
+        """The patterns as tasks gave them (column `raw`, see `unpacked`), those of different tasks not
+        added up: for a transform that does not mind, this saves the way through Java."""
+        return self._of(Kind.PATTERN, "raw")
+
+    def digests(self) -> DataFrame:
+        """What the digest of the pass gave, as it came."""
+        return self._rows.where(sf.col("kind") == int(Kind.DIGEST))
+
+    def _of(self, kind: Kind, *columns: str, **renamed: str) -> DataFrame:
+        mine = self._rows.where(sf.col("kind") == int(kind))
+        return mine.select(*columns, *(sf.col(name).alias(alias) for alias, name in renamed.items()))
+
+    def demand(self, hosts: npt.ArrayLike) -> DataFrame:
+        """The demand table; `hosts` is the broker of each class."""
+        return self.patterns.mapInArrow(
+            _with_destinations(np.asarray(hosts, dtype=np.int32)), spark_schema(TABLES["demand"].schema)
+        )
+
+    def about(self) -> dict[str, Any]:
+        """The facts that readers of a stored demand need."""
+        split = self.counting.split
+        return {
+            "shares": list(split.shares),
+            "keep": split.keep,
+            "seed": split.seed,
+            "tag_filters": self.tag_filters,
+            "classes": self.counting.classes,
+            "pane_us": self.counting.pane_us,
+        }
+
+
+@contextmanager
+def reckoned(
+    spark: SparkSession,
+    source: Source,
+    filters: Sequence[Filter] | Shards,
+    counting: Counting,
+    *,
+    digest: Digest | None = None,
+    partitions: int | None = None,
+) -> Iterator[Reckoned]:
+    """Run a pass and keep its rows until the end of the `with` block. See `reckon`."""
+    shards = filters if isinstance(filters, Shards) else ship_matcher(spark, filters)
+    rows = _run(spark, source, shards, counting, digest, partitions)
+    rows.persist()
+    try:
+        large = [int(kind) for kind in (Kind.PATTERN, Kind.REJECTED, Kind.DIGEST)]
+        told = _arrow(rows.where(~sf.col("kind").isin(large)))
+        yield _gathered(told, rows, source, counting, shards.total - counting.classes)
+    finally:
+        rows.unpersist()
+
+
+def reckon(
+    spark: SparkSession,
+    source: Source,
+    filters: Sequence[Filter] | Shards,
+    counting: Counting,
+    *,
+    partitions: int | None = None,
+) -> tuple[Windows, Totals]:
+    """Match and count the events of a source: their demands, and what became of every record.
+
+    `filters` are those of the classes, then those of the tags; several passes with the same ones can share
+    what `ship_matcher` made of them. `partitions` overrides how many tasks the
+    source is handed out to. Memory of a task: a batch, the index of the filters (or one shard of it), and
+    its distinct patterns up to a bound.
+    """
+    if not source.small:
+        with reckoned(spark, source, filters, counting, partitions=partitions) as found:
+            return found.windows(), found.totals
+    shards = filters if isinstance(filters, Shards) else ship_matcher(spark, filters)
+    rows = _run(spark, source, shards, counting, None, partitions)
+    # One job and nothing kept: all that is wanted fits this process, patterns too.
+    told = _arrow(rows.where(sf.col("kind") != int(Kind.REJECTED)))
+    found = _gathered(told, rows, source, counting, shards.total - counting.classes)
+    patterns = np.flatnonzero(np.asarray(told["kind"]) == int(Kind.PATTERN))
+    return found.windows_of(_unpacked(told["raw"], patterns)), found.totals
+
+
+def _run(
+    spark: SparkSession,
+    source: Source,
+    shards: Shards,
+    counting: Counting,
+    digest: Digest | None,
+    partitions: int | None,
+) -> DataFrame:
+    axes = counting.grid.axes if counting.grid is not None else ()
+    narrow = source.only({*shards.paths, *(axis.path for axis in axes)})
+    task = _Task(narrow, shards, counting, digest)
+    handed_out = narrow.frame(spark)
+    if partitions is not None:
+        handed_out = handed_out.repartition(partitions)
+    return handed_out.mapInArrow(task, spark_schema(PARTIAL))
+
+
+# ------------------------------------------------------------------------------------------- in a task
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What one task does. Picklable."""
+
+    source: Source
+    shards: Shards
+    counting: Counting
+    digest: Digest | None
+
+    def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        tally, told = PatternTally(self.counting), _Told()
+        # how many patterns the task gave back, of how many events
+        given = seen = 0
+        chunks = self.shards.match_each(self.source.read(rows), lambda chunk: chunk.batch)
+        for chunk, matches in chunks:
+            told.add(chunk)
+            tally.add(chunk.batch, matches, chunk.arrived)
+            seen += chunk.batch.num_rows
+            if _is_enough(tally, seen):
+                given += len(tally)
+                yield from self._patterns(tally)
+            if len(told.rejected) > _MOST_REJECTS:
+                yield told.drain()
+        given += len(tally)
+        yield from self._patterns(tally)
+        yield told.drain()
+        yield told.summary(tally, given)
+
+    def _patterns(self, tally: PatternTally) -> Iterator[pa.RecordBatch]:
+        drained = tally.drain_arrays()
+        if not len(drained):
+            return
+        if self.digest is not None:
+            yield from self.digest(drained.batch())
+            return
+        for first in range(0, len(drained), _PACKED_PATTERNS):
+            last = min(len(drained), first + _PACKED_PATTERNS)
+            yield _rows([{"kind": Kind.PATTERN, "raw": drained.packed(first, last), "count": last - first}])
+
+
+def _is_enough(tally: PatternTally, seen: int) -> bool:
+    """Whether a task that has seen so many events should give its patterns back and start afresh.
+
+    When the table is full; and when hardly an event repeats another, so that a larger one would save
+    nothing and a small one stays in the processor's cache. A long task tries larger ones again.
+    """
+    if len(tally) > _MOST_PATTERNS or tally.class_entries > _MOST_ENTRIES:
+        return True
+    return len(tally) >= max(_PACKED_PATTERNS, seen // 4) and 4 * len(tally) > 3 * tally.events
+
+
+class _Told:
+    """What a task has to tell besides patterns."""
+
+    def __init__(self) -> None:
+        self.rejected: list[dict[str, Any]] = []
+        self._pieces: list[dict[str, Any]] = []
+        self._unreached: dict[str, int] = {}
+        self._good = self._bad = self._faults = 0
+
+    def add(self, chunk: Chunk) -> None:
+        """Note a chunk."""
+        self._good += chunk.batch.num_rows
+        for path, count in chunk.unaddressable.items():
+            self._unreached[path] = self._unreached.get(path, 0) + count
+        for reject in chunk.rejected:
+            self._bad += reject.rows
+            self._faults += 1
+            self.rejected.append(_reject_row(reject))
+        for piece in chunk.counted:
+            place = {"kind": Kind.PIECE, "file": piece.file, "start": piece.start}
+            self._pieces.append({**place, "position": piece.lines, "count": piece.rows_in})
+
+    def drain(self) -> pa.RecordBatch:
+        """The rejected records so far."""
+        rows, self.rejected = self.rejected, []
+        return _rows(rows)
+
+    def summary(self, tally: PatternTally, patterns: int) -> pa.RecordBatch:
+        """Everything else, at the end."""
+        rows: list[dict[str, Any]] = [*self._pieces]
+        for (split, name), count in tally.unknown.items():
+            rows.append({"kind": Kind.UNKNOWN, "split": split, "client": name, "count": count})
+        for split, span in tally.spans.items():
+            times = {"start": span.first_us, "position": span.last_us}
+            rows.append({"kind": Kind.SPAN, "split": split, "count": span.events, **times})
+        for path, count in self._unreached.items():
+            rows.append({"kind": Kind.UNREACHED, "file": path, "count": count})
+        read = {"count": self._good, "bytes": self._bad, "line": self._faults, "position": tally.thinned}
+        rows.append({"kind": Kind.READ, "start": patterns, **read})
+        return _rows(rows)
+
+
+def partial_rows(kind: Kind, columns: pa.RecordBatch) -> pa.RecordBatch:
+    """Some columns of `PARTIAL` as rows of it; the others are null."""
+    rows = columns.num_rows
+    arrays: list[Any] = []
+    for wanted in PARTIAL:
+        index = columns.schema.get_field_index(wanted.name)
+        arrays.append(pa.nulls(rows, wanted.type) if index < 0 else columns.column(index))
+    arrays[PARTIAL.get_field_index("kind")] = pa.array(np.full(rows, int(kind), dtype=np.int32))
+    return pa.RecordBatch.from_arrays(arrays, schema=PARTIAL)
+
+
+def _rows(rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    plain = [{**row, "kind": int(row["kind"])} for row in rows]
+    return pa.RecordBatch.from_pylist(plain, schema=PARTIAL)
+
+
+def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The patterns in a column of packed ones, as rows of `PATTERNS`."""
+    for batch in batches:
+        for raw in batch.column("raw"):
+            yield PatternArrays.joined([raw.as_buffer()]).batch()
+
+
+def _unpacked(raw: Any, rows: Iterable[int]) -> PatternArrays:
+    """The patterns in these rows of a column of packed ones; the large values are not copied."""
+    return PatternArrays.joined([raw[int(row)].as_buffer() for row in rows])
+
+
+def _reject_row(reject: Reject) -> dict[str, Any]:
+    given = {name: getattr(reject, name) for name in (*_PLACE, "line", "reason", "detail", "raw")}
+    return {"kind": Kind.REJECTED, **given, "count": reject.rows}
+
+
+def _with_destinations(host: npt.NDArray[np.int32]) -> Step:
+    """A step that spells classes as lists and adds the brokers where they are hosted."""
+
+    def step(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        schema = TABLES["demand"].schema
+        for batch in batches:
+            start, classes = class_lists(batch.column("classes"))
+            lists = _lists(start, classes)
+            away = _lists(*_destinations(np.asarray(batch.column("publisher")), start, host[classes]))
+            given = {name: batch.column(name) for name in batch.schema.names} | {
+                "classes": lists,
+                "destinations": away,
+            }
+            yield pa.RecordBatch.from_arrays([given[name] for name in schema.names], schema=schema)
+
+    return step
+
+
+def _destinations(publisher: Any, start: Any, host: Any) -> tuple[Any, Any]:
+    """Compressed rows of the distinct hosts other than the publisher's, ascending."""
+    rows = len(publisher)
+    pattern = np.repeat(np.arange(rows, dtype=np.int64), np.diff(start))
+    away = host != publisher[pattern]
+    span = int(host.max(initial=0)) + 1
+    pairs = np.unique(pattern[away] * span + host[away])
+    length = np.bincount(pairs // span, minlength=rows)
+    return np.concatenate(([0], np.cumsum(length))), (pairs % span).astype(np.int32)
+
+
+def _lists(start: Any, values: Any) -> Any:
+    offsets: Any = pa.array(np.asarray(start, dtype=np.int32))
+    return pa.ListArray.from_arrays(offsets, pa.array(values, pa.int32()))
+
+
+# -------------------------------------------------------------------------------------- on the driver
+
+
+def _gathered(
+    told: pa.Table, rows: DataFrame, source: Source, counting: Counting, tag_filters: int
+) -> Reckoned:
+    by_kind: dict[Kind, list[dict[str, Any]]] = {kind: [] for kind in Kind}
+    for row in told.filter(_unequal(told["kind"], int(Kind.PATTERN))).to_pylist():
+        by_kind[Kind(row["kind"])].append(row)
+    spans: dict[int, Span] = {}
+    for row in by_kind[Kind.SPAN]:
+        spans.setdefault(row["split"], Span()).add(Span(row["count"], row["start"], row["position"]))
+    unknown = _summed(((row["split"], row["client"]), row["count"]) for row in by_kind[Kind.UNKNOWN])
+    unread = source.unread({row["file"] for row in by_kind[Kind.PIECE]})
+    packed = rows.where(sf.col("kind") == int(Kind.PATTERN)).select("raw")
+    grouped = packed.mapInArrow(unpacked, spark_schema(PATTERNS)).groupBy(*_KEYS)
+    return Reckoned(
+        totals=_totals(by_kind, sum(unknown.values()), len(unread)),
+        patterns=grouped.agg(sf.sum("count").alias("count"), sf.sum("bytes").alias("bytes")),
+        spans=spans,
+        unknown=unknown,
+        unreached=_summed((row["file"], row["count"]) for row in by_kind[Kind.UNREACHED]),
+        counting=counting,
+        tag_filters=tag_filters,
+        _rows=rows,
+        _pattern_rows=sum(row["start"] for row in by_kind[Kind.READ]),
+        _unread=tuple(unread),
+    )
+
+
+def _totals(by_kind: dict[Kind, list[dict[str, Any]]], unknown: int, unread: int) -> Totals:
+    columns = ("count", "bytes", "position", "line")
+    good, bad, thinned, faults = (sum(row[name] for row in by_kind[Kind.READ]) for name in columns)
+    pieces = by_kind[Kind.PIECE]
+    rows_in = sum(row["count"] for row in pieces) if pieces else good + bad
+    if rows_in != good + bad:
+        raise SparkError(
+            f"{rows_in:,} records went in, but {good:,} were used and {bad:,} rejected. "
+            "A file may have changed while it was read: run again."
+        )
+    files = len({row["file"] for row in pieces})
+    return Totals(rows_in, good, bad, thinned, unknown, faults + unread, files)
+
+
+def _summed(pairs: Any) -> dict[Any, int]:
+    found: dict[Any, int] = {}
+    for key, count in pairs:
+        found[key] = found.get(key, 0) + count
+    return dict(sorted(found.items(), key=lambda item: str(item[0])))
+
+
+def _unequal(column: Any, value: int) -> Any:
+    import pyarrow.compute as pc
+
+    return pc.not_equal(column, pa.scalar(value))
+
+
+def _arrow(frame: DataFrame) -> pa.Table:
+    return frame.toArrow()

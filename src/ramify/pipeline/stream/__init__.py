@@ -1,0 +1,1 @@
+"""Structured Streaming: samples in, panes out, sliding windows over them."""

@@ -1,0 +1,1 @@
+"""Choosing: plans weighed against each other, revised for subscriptions, compared and replaced."""

@@ -1,0 +1,514 @@
+"""Subscriptions come and go, re-plans are weighed: section VI of Majumder et al. (2009), on plans alone.
+
+Owns the next revision of a plan when one subscription is added or deleted (`tables.py` says which rows
+of broker tables change with it), and the threshold rule for installing a re-plan. Nothing here talks to
+a broker.
+
+Problem    Keep a plan serving everyone while subscriptions change, without planning again each time.
+Idea       A new subscription joins the group whose cost it raises least on the present sample, on the tree
+           that the group has. Now and then a fresh plan is made, and installed when the share of the cost
+           that it saves exceeds a threshold.
+Guarantee  The increase is exact on the demand, at the price of each direction; the group is a true minimum.
+           Applying the changes of tables to the old tables gives the new plan's, at every broker.
+Cost       O(groups * (n log n + what the matched patterns match)) to choose, O(n) rows per channel joined.
+Departures Ties, which are the rule where the sample has nothing for the newcomer: the largest overlap of
+           filters (values that both ask for; where no group shares any, members that overlap), then the
+           least mean price of the way from the publishers, then the lowest channel. A class whose last
+           member goes keeps its number and its place, out of all tables, so that whoever asks the same
+           again at the same broker finds it there. Re-plans keep the numbers too; when the vacant have
+           become many, collapse the subscriptions anew and replace tables whole.
+
+A coordinator keeps plan and sample in step. `matched` says which patterns of its sample the newcomer
+matches: it has the events, this module does not. Events of one pattern may differ in that, so it tallies
+them with the newcomer's filter as a tag, which keeps them apart.
+
+    demand = tally(sample, plan.classes, overlay, attachments, tags=[subscription.parse(schema)])
+    matched = demand.tags != 0
+    change = add_subscription(plan, subscription, demand, matched)
+    plan, demand = change.plan, change.follow(demand, matched)   # and send change.tables
+    change = delete_subscription(plan, id_)
+    plan, demand = change.plan, change.follow(demand)            # and send change.tables
+    if replan(plan, fresh, demand, threshold).install:           # fresh: planned with plan.classes
+        send(table_changes(plan, fresh))
+"""
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import isfinite
+
+import numpy as np
+import numpy.typing as npt
+
+from ramify.content.filters.filters import Filter
+from ramify.content.filters.subscriptions import Subscription
+from ramify.content.matching.encoding import access_paths
+from ramify.errors import InputError, OverlayError, PlanError
+from ramify.network.trees.trees import MeasuredTree, Tree
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.growth import (
+    NO_GROWTH,
+    Growth,
+    Opened,
+    flows_down,
+    regrown,
+    serving_broker,
+    terms,
+)
+from ramify.planning.plans.lateness import Late
+from ramify.planning.plans.layout import Hops, rooted_tree
+from ramify.planning.plans.plan import (
+    AnyOf,
+    Cells,
+    Channel,
+    Everything,
+    Holds,
+    Plan,
+    Pruning,
+    Serves,
+    Stamped,
+)
+from ramify.planning.plans.tables import BrokerChange, require_same_classes, table_changes
+from ramify.planning.pricing.bound import GB
+from ramify.planning.pricing.price import price
+from ramify.planning.schemes.semcast.membership import joined as semcast_joined
+from ramify.planning.schemes.semcast.membership import late_in_class
+from ramify.planning.schemes.semcast.membership import left as semcast_left
+from ramify.planning.schemes.semcast.messages import tree_messages
+
+__all__ = [
+    "Change",
+    "Decision",
+    "add_subscription",
+    "delete_subscription",
+    "is_semcast",
+    "redo",
+    "replan",
+    "undo",
+]
+
+Floats = npt.NDArray[np.float64]
+Longs = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+ROUNDING = 1e-9
+"""Increases that differ by less than this share are equal."""
+COMPARED = 8
+"""Members of a group that are compared with a filter, where no value of an attribute tells groups apart."""
+LOOKED_AT = 2_000
+"""Members of all groups whose values are compared with a filter's; of more, every n-th."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """The next revision of a plan.
+
+    Attributes
+    ----------
+    before      the plan that was changed
+    plan        the revision itself
+    class_id    the class that was joined or left
+    channels    that began or ceased to carry the class
+    increase    what the chosen group costs more on the demand; None where there was no group to choose
+    growth      how the channels themselves change with it
+    late        the newcomer, where a plan that bounds latency cannot keep its bound and does not refuse it
+    """
+
+    before: Plan
+    plan: Plan
+    class_id: int
+    channels: tuple[int, ...] = ()
+    increase: float | None = None
+    growth: Growth = NO_GROWTH
+    late: Late | None = None
+
+    @cached_property
+    def tables(self) -> Mapping[int, BrokerChange]:
+        """Broker index -> what changes there; brokers where nothing does are not in it.
+
+        Computed when asked for: it lays both plans out.
+        """
+        return table_changes(self.before, self.plan)
+
+    @cached_property
+    def messages(self) -> Mapping[str, int]:
+        """Kind -> how many joins and leaves SemCast's brokers send each other. Computed when asked for."""
+        return tree_messages(self.before, self.plan) if self.growth.grown or self.growth.pruned else {}
+
+    def follow(self, demand: Demand, matched: Bools | None = None) -> Demand:
+        """The demand in step with the plan: the class is matched while it has a member."""
+        if self.plan.classes.vacant[self.class_id]:
+            return demand.without_class(self.class_id)
+        return demand if matched is None else demand.with_class(self.class_id, matched)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether to install a re-plan: its saving, a share of the old cost, exceeds the threshold."""
+
+    install: bool
+    old_cost: float
+    new_cost: float
+    saving: float
+
+
+# --------------------------------------------------------------------------------------- subscriptions
+
+
+def add_subscription(
+    plan: Plan,
+    subscription: Subscription,
+    demand: Demand,
+    matched: Bools | None = None,
+    among: Container[int] | None = None,
+) -> Change:
+    """The plan with one more subscription. See the module.
+
+    `matched` is bool[p]: the patterns of the demand that it matches; None is none of them. It joins its
+    class where that has a place already; else one group, or every channel where each serves everybody.
+    On a SemCast plan only classes in `among` are asked whether they cover it, all unless told.
+    Raises `PlanError` for plans of other kinds and where a tree does not reach its broker: those must be
+    planned again. `TooLateError` where the plan refuses its latency bound. `InputError` for an id that
+    exists, a client that is elsewhere.
+    """
+    if matched is not None and len(matched) != len(demand):
+        raise InputError(
+            f"matched says {len(matched)} patterns, the demand has {len(demand)}. Say each once."
+        )
+    at = plan.attachments.get(subscription.client, subscription.broker)
+    if at != subscription.broker:
+        raise InputError(
+            f"subscription {subscription.id!r} is at {subscription.broker!r}, but its client "
+            f"{subscription.client!r} is attached to {at!r}. Subscribe there, or attach it anew."
+        )
+    classes, k = plan.classes.with_subscription(subscription, plan.overlay)
+    joined = _carrying(plan, k)
+    if joined:
+        revived = joined if plan.classes.vacant[k] else ()
+        late = late_in_class(plan, k, subscription)
+        return Change(plan, replace(plan, classes=classes), k, revived, late=late)
+    if is_semcast(plan):
+        return _semcast_added(plan, subscription, among)
+    chosen, increase = _place(plan, classes, k, demand, matched)
+    made = replace(plan, classes=classes, channels=_joined(plan, classes, k, chosen))
+    return Change(plan, made, k, chosen, increase)
+
+
+def delete_subscription(plan: Plan, id_: str) -> Change:
+    """The plan without one subscription; any kind of plan. `InputError` for an id that it has not.
+
+    The last member of a class takes it out of every table; see the module for what becomes of it.
+    """
+    classes, k = plan.classes.without_subscription(id_)
+    left = _carrying(plan, k) if classes.vacant[k] else ()
+    if left and is_semcast(plan):
+        gone = semcast_left(plan, id_)
+        growth = Growth(without=k, pruned=tuple(gone.removed.items()), closed=gone.vanished)
+        return Change(plan, undo(plan, id_, growth), k, left, growth=growth)
+    return Change(plan, replace(plan, classes=classes), k, left)
+
+
+def redo(
+    plan: Plan,
+    subscription: Subscription,
+    class_id: int,
+    channels: Sequence[int],
+    growth: Growth = NO_GROWTH,
+) -> Plan:
+    """The plan with a subscription that was added elsewhere: `class_id` and `channels` say where it went,
+    `growth` how channels grew for it.
+
+    Equals `add_subscription(...).plan` of the same plan, without the demand, prices or comparing filters.
+    Raises `InputError` for a change that is not one of this plan.
+    """
+    classes = plan.classes.with_member(subscription, class_id, plan.overlay)
+    if growth:
+        plan = regrown(plan, growth)
+    if class_id < len(plan.classes) and _carrying(plan, class_id):
+        return replace(plan, classes=classes)
+    if channels and not 0 <= min(channels) <= max(channels) < len(plan.channels):
+        raise InputError(
+            f"subscription {subscription.id!r} joins channels {list(channels)}, which are not all there"
+        )
+    return replace(plan, classes=classes, channels=_joined(plan, classes, class_id, channels))
+
+
+def undo(plan: Plan, id_: str, growth: Growth = NO_GROWTH) -> Plan:
+    """The plan without a subscription that was deleted elsewhere, and with what was pruned there.
+
+    Equals `delete_subscription(...).plan` of the same plan.
+    """
+    classes, _ = plan.classes.without_subscription(id_)
+    return replace(regrown(plan, growth) if growth else plan, classes=classes)
+
+
+def replan(old: Plan, new: Plan, demand: Demand, threshold: float) -> Decision:
+    """Install when (cost(old) - cost(new)) / cost(old) > threshold; a plan that costs nothing stays.
+
+    Both are priced on the same demand, so they must number classes alike. Raises `PlanError` for a new
+    plan that leaves events undelivered, `InputError` for a threshold below 0.
+    """
+    if not (isfinite(threshold) and threshold >= 0):
+        raise InputError(f"threshold = {threshold!r}. Allowed: a share of the cost, 0 or more.")
+    require_same_classes(old.classes, new.classes)
+    before, after = price(old, demand), price(new, demand)
+    if after.undelivered:
+        raise PlanError(
+            f"plan {new.scheme} cannot replace {old.scheme}:",
+            [f"it leaves {after.undelivered} matches undelivered. Check it against its problem."],
+        )
+    saving = (before.cost - after.cost) / before.cost if before.cost > 0 else 0.0
+    return Decision(saving > threshold, before.cost, after.cost, saving)
+
+
+def _carrying(plan: Plan, k: int) -> tuple[int, ...]:
+    return tuple(c for c, channel in enumerate(plan.channels) if (channel.serves.classes == k).any())
+
+
+def _joined(plan: Plan, classes: Classes, k: int, chosen: Sequence[int]) -> tuple[Channel, ...]:
+    """The channels, those chosen serving class k too."""
+    host = int(classes.broker[k])
+    return tuple(
+        replace(channel, serves=_with_class(channel.serves, k, serving_broker(channel, host)))
+        if c in chosen
+        else channel
+        for c, channel in enumerate(plan.channels)
+    )
+
+
+def _with_class(serves: Serves, k: int, at_broker: int) -> Serves:
+    at = int(np.searchsorted(serves.classes, k))
+    parts = ((serves.classes, k), (serves.at, at_broker), (serves.region, -1))
+    return Serves(*(np.insert(part, at, value).astype(np.int32) for part, value in parts))
+
+
+def _place(
+    plan: Plan, classes: Classes, k: int, demand: Demand, matched: Bools | None
+) -> tuple[tuple[int, ...], float | None]:
+    """The channels that a class joins, and the increase where one of several groups was chosen."""
+    n, host = len(plan.overlay), int(classes.broker[k])
+    if not plan.channels:
+        raise _must_replan(plan, "it has no channel yet")
+    if all(_is_group(plan, channel) for channel in plan.channels):
+        found = _Groups(plan, host, demand, matched)
+        if not found.spanning:
+            raise _must_replan(plan, "none of its trees spans the overlay")
+        return found.cheapest(classes.filter_of(k))
+    if all(isinstance(channel.admits.content, Cells) for channel in plan.channels):
+        return _in_cells(plan, classes, k), None
+    if not all(_serves_everybody(plan, channel) for channel in plan.channels):
+        raise _must_replan(plan, "its channels divide events by cells, expressions, regions or proxies")
+    for channel in plan.channels:
+        tree = rooted_tree(channel, n)
+        if tree is not None and host not in tree.order:
+            at = plan.overlay.brokers[host]
+            raise _must_replan(plan, f"the tree of channel {channel.name} does not reach {at}")
+    return tuple(range(len(plan.channels))), None
+
+
+def _in_cells(plan: Plan, classes: Classes, k: int) -> tuple[int, ...]:
+    """The channels that admit a cell which a class may get events in; its proxy is on the tree of each."""
+    if plan.grid is None:
+        raise _must_replan(plan, "its channels divide events by cells of a grid that it has not")
+    host, touched = int(classes.broker[k]), plan.grid.cells_touched(classes.filter_of(k))
+    admitted = [c.admits.content.cells for c in plan.channels if isinstance(c.admits.content, Cells)]
+    if not np.isin(touched, np.concatenate(admitted)).all():
+        raise _must_replan(plan, "no channel admits some of the cells that the subscription asks for")
+    found = []
+    for c, channel in enumerate(plan.channels):
+        content = channel.admits.content
+        if not isinstance(content, Cells) or not np.isin(content.cells, touched).any():
+            continue
+        at = serving_broker(channel, host)
+        if channel.tree is None or at not in channel.tree.brokers:
+            reached = plan.overlay.brokers[at]
+            raise _must_replan(plan, f"the tree of channel {channel.name} does not reach {reached}")
+        if at != host:
+            try:
+                plan.path(at, host)
+            except OverlayError as error:
+                raise _must_replan(plan, str(error)) from None
+        found.append(c)
+    return tuple(found)
+
+
+# --------------------------------------------------------------------------------------------- semcast
+
+
+def is_semcast(plan: Plan) -> bool:
+    """Whether a plan takes subscriptions as SemCast does: channels by expressions, trees from a root."""
+    if not plan.channels:
+        return plan.scheme.startswith("semcast")
+    return all(isinstance(c.admits.content, Holds) and flows_down(c) for c in plan.channels)
+
+
+def _semcast_added(plan: Plan, subscription: Subscription, among: Container[int] | None = None) -> Change:
+    """It joins the channels of a hierarchy that covers it, or gets one of its own."""
+    came = semcast_joined(plan, subscription, among=among)
+    k, growth = came.class_id, NO_GROWTH
+    if came.opened is not None:
+        channel = came.plan.channels[came.opened]
+        assert channel.tree is not None
+        assert channel.tree.root is not None
+        links = tuple((int(u), int(v)) for u, v in channel.tree.links.tolist())
+        growth = Growth(opened=(Opened(channel.name, channel.tree.root, links, k, channel.pruning),))
+    elif came.channels:
+        growth = Growth(like=(k, _beside(came.plan, came.reworded, k)), grown=tuple(came.added.items()))
+    made = redo(plan, subscription, k, came.channels, growth)
+    return Change(plan, made, k, came.channels, growth=growth, late=came.late)
+
+
+def _beside(plan: Plan, channels: Sequence[int], k: int) -> int:
+    """Another class of the term that class k has joined."""
+    for c in channels:
+        content = plan.channels[c].admits.content
+        assert isinstance(content, Holds)
+        for term in terms(content.expression):
+            if k in term.classes:
+                return next(other for other in term.classes if other != k)
+    raise AssertionError("a class that is covered joins a term")
+
+
+def _must_replan(plan: Plan, why: str) -> PlanError:
+    what = f"plan {plan.scheme} cannot take a new class of subscriptions; it must be planned again:"
+    return PlanError(what, [why])
+
+
+def _is_group(plan: Plan, channel: Channel) -> bool:
+    return (
+        isinstance(channel.admits.content, AnyOf)
+        and channel.admits.publishers is None
+        and channel.pruning is Pruning.FILTER
+        and (channel.entry.targets is None or bool((channel.entry.targets < 0).all()))
+        and _at_hosts(plan, channel)
+    )
+
+
+def _serves_everybody(plan: Plan, channel: Channel) -> bool:
+    return (
+        isinstance(channel.admits.content, AnyOf | Everything | Stamped)
+        and len(np.unique(channel.serves.classes)) == len(plan.classes)
+        and _at_hosts(plan, channel)
+    )
+
+
+def _at_hosts(plan: Plan, channel: Channel) -> bool:
+    serves = channel.serves
+    return bool((serves.region < 0).all() and (serves.at == plan.classes.broker[serves.classes]).all())
+
+
+# ---------------------------------------------------------------------------------------------- groups
+
+
+class _Groups:
+    """What a class at a host would add to the cost of each group.
+
+    Hang a tree from the host. An event that matches travels the least sub-tree that joins its publisher's
+    broker and the hosts which the group serves it to; the lowest common ancestor of those is where
+    the new branch begins. The increase is the price of the way from there, times the bytes of the event.
+    """
+
+    def __init__(self, plan: Plan, host: int, demand: Demand, matched: Bools | None) -> None:
+        self._plan = plan
+        self._demand = demand
+        self._host = host
+        rooted = [rooted_tree(channel, len(plan.overlay)) for channel in plan.channels]
+        trees = [tree for tree in rooted if tree is not None]  # groups have trees, all of them
+        self.spanning = [c for c, tree in enumerate(trees) if len(tree) == len(plan.overlay)]
+        self._hung = _priced(plan, [trees[c].rerooted(host) for c in self.spanning])
+        seen = (
+            np.zeros(len(demand), dtype=np.bool_)
+            if matched is None
+            else np.asarray(matched, dtype=np.bool_)
+        )
+        self._rows = np.flatnonzero(seen & (demand.publisher != host))
+
+    def cheapest(self, wanted: Filter) -> tuple[tuple[int, ...], float]:
+        """The group to join and what it costs more. Ties: see the module."""
+        pairs = self._pairs()
+        rises = np.array([self._increase(place, pairs) for place in range(len(self.spanning))])
+        least = float(rises.min())
+        tied = np.flatnonzero(rises <= least + ROUNDING * abs(least)).tolist()
+        if len(tied) > 1:
+            tied = _most_alike(self._plan, wanted, [self.spanning[place] for place in tied], tied)
+        best = min(tied, key=lambda place: (self._mean_distance(place), place))
+        return (self.spanning[best],), float(rises[best])
+
+    def _pairs(self) -> tuple[Longs, npt.NDArray[np.int32]]:
+        """(place in the matched rows, class) of all that they match away from their publisher's broker."""
+        taken = self._demand.take(self._rows)
+        row = np.repeat(np.arange(len(taken)), np.diff(taken.start))
+        away = self._plan.classes.broker[taken.classes] != taken.publisher[row]
+        return row[away], taken.classes[away]
+
+    def _increase(self, place: int, pairs: tuple[Longs, npt.NDArray[np.int32]]) -> float:
+        hung, _ = self._hung[place]
+        served = np.zeros(len(self._plan.classes), dtype=np.bool_)
+        served[self._plan.channels[self.spanning[place]].serves.classes] = True
+        row, classes = pairs[0][served[pairs[1]]], pairs[1][served[pairs[1]]]
+        low = hung.tin[self._demand.publisher[self._rows]].copy()
+        high = low.copy()
+        at = hung.tin[self._plan.classes.broker[classes]]
+        np.minimum.at(low, row, at)
+        np.maximum.at(high, row, at)
+        order = hung.tree.order
+        begins = hung.lca(order[low], order[high])
+        return float(hung.depth[begins] @ self._demand.size[self._rows].astype(np.float64)) / GB
+
+    def _mean_distance(self, place: int) -> float:
+        """From the publishers of the demand, by events; from every broker where there are none."""
+        weight = np.bincount(
+            self._demand.publisher, weights=self._demand.count, minlength=len(self._plan.overlay)
+        )
+        if not weight.any():
+            weight[:] = 1.0
+        hung, length = self._hung[place]
+        away = hung.depth if length is None else length
+        return float(weight @ away) / float(weight.sum())
+
+
+def _priced(plan: Plan, trees: Sequence[Tree]) -> list[tuple[MeasuredTree, Floats | None]]:
+    """Trees measured by the price from each broker to its parent; and hops, where all links cost alike."""
+    hops = Hops(plan)
+    numbers = [hops.numbers(tree.order[1:], tree.parent[tree.order[1:]]) for tree in trees]
+    start, arc = hops.arcs()
+    per_arc = plan.overlay.price.ravel()
+    per_hop = np.add.reduceat(per_arc[arc], start[:-1]) if len(arc) else np.zeros(0)
+    even = not len(per_arc) or bool((per_arc == per_arc[0]).all())
+    found: list[tuple[MeasuredTree, Floats | None]] = []
+    for tree, number in zip(trees, numbers, strict=True):
+        length = np.zeros(len(tree.parent))
+        length[tree.order[1:]] = per_hop[number]
+        found.append((MeasuredTree.of(tree, length), tree.depth_hops().astype(float) if even else None))
+    return found
+
+
+def _most_alike(plan: Plan, wanted: Filter, channels: Sequence[int], places: Sequence[int]) -> list[int]:
+    """The places whose groups overlap most with a filter; all where none is known to."""
+    asked = _values(wanted)
+    members = [_live(plan, plan.channels[c]) for c in channels]
+    filter_of = plan.classes.filter_of
+    step = max(1, -(-sum(map(len, members)) // LOOKED_AT))
+    scores = [sum(len(asked & _values(filter_of(k))) for k in own[::step].tolist()) for own in members]
+    if not any(scores):
+        scores = [
+            sum(wanted.overlaps(filter_of(k)) for k in own[:: max(1, -(-len(own) // COMPARED))].tolist())
+            for own in members
+        ]
+    return [place for place, score in zip(places, scores, strict=True) if score == max(scores)]
+
+
+def _live(plan: Plan, channel: Channel) -> npt.NDArray[np.int32]:
+    classes = channel.serves.classes
+    return classes[~plan.classes.vacant[classes]]
+
+
+def _values(wanted: Filter) -> set[object]:
+    """The values of attributes that a filter asks for: keywords, numbers, intervals of ranges."""
+    return {
+        (access.path, feature)
+        for box in wanted.boxes
+        for access in access_paths(box)
+        for feature in access.features
+    }

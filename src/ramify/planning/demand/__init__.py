@@ -1,0 +1,1 @@
+"""Demand: who wants what is published, counted from events, windows and samples."""

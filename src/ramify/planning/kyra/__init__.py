@@ -1,1 +1,0 @@
-"""What Kyra is made of: cliques, zones, subscription movement, routing trees, rings, drift."""

@@ -1,1 +1,0 @@
-"""Matchmaking, planned: which direction of which tree link carries advertisements, which subscriptions."""

@@ -1,0 +1,1 @@
+"""Kyra (Cao and Singh, 2004) and its yardsticks FBR and MBR: zones of the content space per clique."""
