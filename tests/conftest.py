@@ -23,6 +23,13 @@ settings.register_profile(
 )
 settings.load_profile("ramify")
 
+# Functions of test modules travel to Spark's workers by name, which look for them in these places.
+_HERE = Path(__file__).parent
+_MODULES = [
+    str(_HERE / "support"),
+    *(str(room) for room in (_HERE / "pipeline").iterdir() if room.is_dir()),
+]
+
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
@@ -36,7 +43,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
     conf = {
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-        "spark.executorEnv.PYTHONPATH": str(Path(__file__).parent / "pipeline"),
+        "spark.executorEnv.PYTHONPATH": os.pathsep.join(_MODULES),
     }
     scratch = tmp_path_factory.mktemp("spark")
     with spark_session("local[2]", memory="1g", conf=conf, scratch=scratch) as session:

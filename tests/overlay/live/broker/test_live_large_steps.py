@@ -1,0 +1,146 @@
+"""Steps of more messages than one write can have are cut between events, never between neighbours."""
+
+import asyncio
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nats.aio.client import Client as Nats
+from test_live_log import with_server
+
+from ramify.content.events.events import Event
+from ramify.content.filters.subscriptions import Subscription
+from ramify.errors import LiveError
+from ramify.network.graphs.overlay import Link, Overlay
+from ramify.overlay.control import steps as steps_module
+from ramify.overlay.control.frames import LINK_LIMITS, decode_events
+from ramify.overlay.live.broker import log as log_module
+from ramify.overlay.live.broker.inputs import CLIENTS, ROWS
+from ramify.overlay.live.broker.log import OutLog, Output, RefusedError
+from ramify.planning.schemes.catalog import make_plan
+from running import crossings, running, seeded_world
+from worlds import World
+
+
+@pytest.mark.parametrize("fails", [0.0, 0.25])
+def test_a_batch_of_many_trees_is_routed_in_parts_once_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: float
+) -> None:
+    """Trees in headers differ from event to event: a batch may come to any number of messages a lane."""
+    for module in (log_module, steps_module):
+        monkeypatch.setattr(module, "MOST_MESSAGES", 6)
+    chance = random.Random(5)
+    commit = OutLog.commit
+    stops: Counter[bool] = Counter()
+
+    async def faulty(self: OutLog, outputs: Any, positions: Any, epoch: int = 0) -> None:
+        stops[any(key.endswith(ROWS) for key in positions)] += 1
+        if chance.random() < fails:
+            raise LiveError("no answer")
+        await commit(self, outputs, positions, epoch)
+        if chance.random() < fails:
+            raise LiveError("the answer was lost")
+
+    monkeypatch.setattr(OutLog, "commit", faulty)
+    world = seeded_world(8, brokers=5, subscriptions=14, events=150)
+    plan, wanted = make_plan("explicit", world.problem, 1), world.wanted()
+
+    async def run() -> None:
+        async with running(plan, world, tmp_path) as live:
+            await live.publish(world, size=40)
+            await live.until(len(wanted))
+            assert not live.failed(), live.failed()
+            assert live.delivered == Counter(dict.fromkeys(wanted, 1))
+            assert live.messages() == crossings(plan, world)
+
+    asyncio.run(run())
+    assert stops[True] > 3, "no batch was cut"
+
+
+@pytest.mark.parametrize("filters", ["one", "each its own"])
+@pytest.mark.parametrize("publisher", ["near", "far"])
+def test_a_client_may_have_more_subscriptions_than_a_step_has_messages(
+    tmp_path: Path, filters: str, publisher: str
+) -> None:
+    """With one filter, one event is for ids that no header holds; with many, a batch is a message each."""
+    count, long = (400, 240) if filters == "one" else (1_000, 4)
+    overlay = Overlay.build("pair", ["v0", "v1"], [Link.symmetric("v0", "v1", 1.0)])
+    rows = tuple(
+        Subscription(f"{i:0{long}d}", "c", "v0", sql="x >= 0" if filters == "one" else f"x = {i}")
+        for i in range(count)
+    )
+    events = tuple(
+        Event(id=f"e{i}", publisher=publisher, attributes={"x": i}, size_bytes=1)
+        for i in range(1 if filters == "one" else count)
+    )
+    world = World(overlay, rows, {"c": "v0", "near": "v0", "far": "v1"}, events)
+    plan, wanted = make_plan("mst", world.problem, 1), world.wanted()
+    assert len(wanted) == count
+
+    async def run() -> None:
+        async with running(plan, world, tmp_path) as live:
+            await live.publish(world, size=count)
+            await live.until(count, limit_s=60)
+            assert not live.failed(), live.failed()
+            assert live.delivered == Counter(dict.fromkeys(wanted, 1))
+
+    asyncio.run(run())
+
+
+def test_an_event_that_the_server_refuses_is_rejected_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = OutLog.commit
+    world = seeded_world(8, brokers=3, subscriptions=9, events=60)
+    plan = make_plan("mst", world.problem, 1)
+    wanted = world.wanted()
+    bad = next(event for event, _ in sorted(wanted))
+
+    async def refusing(self: OutLog, outputs: Any, positions: Any, epoch: int = 0) -> None:
+        held = [decode_events(each.payload, LINK_LIMITS) for each in outputs if each.payload]
+        if any(bad in events.column("id").to_pylist() for events in held):
+            raise RefusedError("header size exceeds the maximum")
+        await commit(self, outputs, positions, epoch)
+
+    monkeypatch.setattr(OutLog, "commit", refusing)
+
+    async def run() -> None:
+        async with running(plan, world, tmp_path) as live:
+            await live.publish(world, size=20)
+            await live.until(sum(event != bad for event, _ in wanted), limit_s=60)
+            assert not live.failed(), live.failed()
+            assert live.delivered == Counter({pair: 1 for pair in wanted if pair[0] != bad})
+            assert sum(broker.counters.rejects for broker in live.brokers.values()) == 1
+
+    asyncio.run(run())
+
+
+def test_what_a_neighbour_gets_is_decided_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that a crash cut, finished by a plan that was revised meanwhile, sends nothing more."""
+    monkeypatch.setattr(log_module, "MOST_MESSAGES", 2)
+    made = [Output(f"out.deliver.{name}", b"") for name in "xyz"] + [Output("out.link.a", b"")]
+
+    async def what(connection: Nats) -> None:
+        log = OutLog(connection)
+        await log.load()
+        write = log._write
+
+        async def dying(outputs: Any, *rest: Any, **more: Any) -> None:
+            await write(outputs, *rest, **more)
+            raise LiveError("died")
+
+        monkeypatch.setattr(log, "_write", dying)
+        with pytest.raises(LiveError, match="died"):
+            await log.commit(made, {CLIENTS: 3, CLIENTS + ROWS: 7}, epoch=1)
+        after = OutLog(connection)
+        recovered = await after.load()
+        assert dict(recovered.begun or {}) == {CLIENTS: 3, CLIENTS + ROWS: 7}
+        await after.claim()
+        await after.load()
+        await after.commit([*made, Output("out.link.b", b"")], {CLIENTS: 3, CLIENTS + ROWS: 7}, epoch=1)
+        lanes = ["link.a", "link.b", "deliver.x", "deliver.y", "deliver.z"]
+        assert [await after.number(f"out.{lane}") for lane in lanes] == [1, 0, 1, 1, 1]
+
+    with_server(tmp_path, what)
