@@ -14,6 +14,7 @@ from ramify.content.events.events import Event, events_to_batch
 from ramify.network.graphs.overlay import Overlay
 from ramify.overlay.control.frames import encode_events
 from ramify.overlay.control.names import DELIVER, name_of, token
+from ramify.overlay.control.output import Output
 from ramify.overlay.control.records import (
     Advertisement,
     Answer,
@@ -25,7 +26,7 @@ from ramify.overlay.control.records import (
     decode,
     encode,
 )
-from ramify.overlay.live.broker.log import OutLog, Output
+from ramify.overlay.live.broker.log import OutLog
 from ramify.overlay.live.client.client import Client, Connecting
 from ramify.overlay.live.host.server import Server
 from ramify.overlay.live.host.site import Site

@@ -16,7 +16,6 @@ from ramify.overlay.control.records import (
     COORDINATE,
     STATE,
     Answer,
-    Changes,
     LiveEpoch,
     Passed,
     Request,
@@ -25,6 +24,7 @@ from ramify.overlay.control.records import (
     encode,
 )
 from ramify.overlay.control.registry import applied
+from ramify.overlay.control.revisions import Changes
 from ramify.overlay.live.host.server import Server
 from ramify.overlay.live.wire.security import Control, accounts_config, new_user
 from ramify.overlay.live.wire.store import INITIAL, Lease, Store

@@ -17,14 +17,13 @@ from ramify.overlay.control.records import (
     COORDINATE,
     STATE,
     Answer,
-    Change,
-    Changes,
     LiveEpoch,
     Passed,
     State,
     decode,
     encode,
 )
+from ramify.overlay.control.revisions import Change, Changes
 from ramify.overlay.live.broker.governed import Governed, GovernedConfig
 from ramify.overlay.live.broker.plan_cache import PlanCache
 from ramify.overlay.live.host.server import Server, ServerConfig

@@ -25,7 +25,6 @@ from ramify.overlay.control.moves import Duty, Onward, View, duty_of, looked
 from ramify.overlay.control.records import (
     STATE,
     Answer,
-    Changes,
     ClientRecord,
     Held,
     Lane,
@@ -40,6 +39,7 @@ from ramify.overlay.control.records import (
 )
 from ramify.overlay.control.registry import Book, Write, applied, client_key
 from ramify.overlay.control.requests import Rules, ask
+from ramify.overlay.control.revisions import Changes
 from ramify.overlay.live.broker.moves import Porter
 from ramify.overlay.live.coordinator.collector import PUBLISHERS
 from ramify.overlay.live.coordinator.suggestions import suggest

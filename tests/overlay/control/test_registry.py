@@ -16,7 +16,6 @@ from ramify.network.graphs.specs import overlay_from
 from ramify.overlay.control.epochs import BrokerReport, EpochError
 from ramify.overlay.control.records import (
     STATE,
-    Changes,
     ClientRecord,
     Held,
     LinkCount,
@@ -30,6 +29,7 @@ from ramify.overlay.control.records import (
 from ramify.overlay.control.registry import Book, Write, applied, records_of
 from ramify.overlay.control.replan import Cost, Job, Made, Measured, grown, has_risen, make_plans, spec_of
 from ramify.overlay.control.requests import MOST_HELD, Rules, ask
+from ramify.overlay.control.revisions import Changes
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.check import check

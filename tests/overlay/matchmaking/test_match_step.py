@@ -13,9 +13,9 @@ from ramify.network.graphs.overlay import Link, Overlay
 from ramify.overlay.control.frames import decode_events, encode_events
 from ramify.overlay.control.intake import ARROW_TYPE, Published
 from ramify.overlay.control.names import DELIVER, LINK, MATCH, name_of
+from ramify.overlay.control.output import Output
 from ramify.overlay.control.records import Passed, Request, Spelled
 from ramify.overlay.control.steps import Linked
-from ramify.overlay.live.broker.log import Output
 from ramify.overlay.matchmaking.messages import Count, Packet, encode_packet
 from ramify.overlay.matchmaking.places import PER_SOURCE, SHARED, places_of_overlay
 from ramify.overlay.matchmaking.simulate import Network

@@ -7,7 +7,7 @@ SchemaError when some filter asks for it.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +15,41 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ramify.content.events.events import NULLS, AttributeType
-from ramify.content.matching.kernels import ABSENT_TYPE, BOOL, FLOAT, INT, STRING, TIME, Columns
 from ramify.errors import SchemaError
 
-__all__ = ["WHOLE_MOST", "bind_columns", "ordered", "plain_column", "whole_numbers"]
+__all__ = [
+    "ABSENT_TYPE",
+    "BOOL",
+    "FLOAT",
+    "INT",
+    "STRING",
+    "TIME",
+    "WHOLE_MOST",
+    "Columns",
+    "bind_columns",
+    "ordered",
+    "plain_column",
+    "whole_numbers",
+]
+
+ABSENT_TYPE, INT, FLOAT, BOOL, TIME, STRING = 0, 1, 2, 3, 4, 5
+
+
+class Columns(NamedTuple):
+    """A batch's columns, flat: one row of each array per attribute that any filter looks at."""
+
+    kind: NDArray[np.int64]  # [c] ABSENT_TYPE, INT, FLOAT, BOOL, TIME or STRING
+    is_list: NDArray[np.bool_]  # [c]
+    state: NDArray[np.uint8]  # [c, row] 0 absent, 1 present, 2 explicit null
+    base: NDArray[np.int64]  # [c] first element of the column in `offsets` or `values`
+    list_base: NDArray[np.int64]  # [c] first entry of the column in list_offsets
+    list_offsets: NDArray[np.int64]  # element ranges of list columns, relative to base
+    offsets: NDArray[np.int64]  # string element e is bytes[offsets[e]:offsets[e + 1]]
+    bytes: NDArray[np.uint8]
+    values: NDArray[np.int64]  # what predicates compare: int64, times, booleans; doubles as `ordered`
+    order: NDArray[np.int64]  # in step with values: numbers as `ordered` doubles, for dyadic intervals
+    whole: NDArray[np.int64]  # in step with values: whole numbers as int64, for equality
+
 
 WHOLE_MOST = 9.2e18
 

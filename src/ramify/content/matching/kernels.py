@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramify.compiled import Bytes, Flag, Hash, Hashes, Int, Ints, SmallInts, compiled, inlined
+from ramify.content.events.columns import BOOL, FLOAT, INT, STRING, TIME, Columns
 from ramify.content.matching.postings import (
     EQUAL,
     EQUALS,
@@ -49,17 +50,13 @@ from ramify.content.matching.postings import (
 from ramify.content.matching.text_kernels import test_holds
 
 __all__ = [
-    "ABSENT_TYPE",
-    "BOOL",
     "BOOLEAN_IS",
     "EQUAL",
     "EQUALS",
     "EQUALS_NOCASE",
-    "FLOAT",
     "GENERAL",
     "HAS_PREFIX",
     "HAS_SUFFIX",
-    "INT",
     "LONGEST_KEY",
     "NUMBER",
     "NUMBER_IN",
@@ -68,11 +65,8 @@ __all__ = [
     "PREFIX",
     "SET",
     "SORTED_AS_BITS",
-    "STRING",
-    "TIME",
     "TIME_IN",
     "TIME_IS",
-    "Columns",
     "Index",
     "grown",
     "match_rows",
@@ -83,7 +77,6 @@ __all__ = [
 
 
 NUMBER, PREFIX, SET, GENERAL = 1, 3, 5, 6  # beside EQUAL and ONE_OF
-ABSENT_TYPE, INT, FLOAT, BOOL, TIME, STRING = 0, 1, 2, 3, 4, 5
 # plain constants are types of their own to numba: as arguments they would compile every callee again
 _STRING, _ZERO = np.int64(STRING), np.int64(0)
 # kinds of feature; prefixes sort first, as `string_features` wants them
@@ -101,22 +94,6 @@ _BIT_AT[[(0x03F79D71B4CB0A89 << k) % 2**64 >> 58 for k in range(64)]] = range(64
 SORTED_AS_BITS = 1 << 18
 # no string led to a list: the complement is beyond every element
 _NOTHING = np.int64(-(2**63))
-
-
-class Columns(NamedTuple):
-    """A batch's columns, flat: one row of each array per attribute that any filter looks at."""
-
-    kind: NDArray[np.int64]  # [c] ABSENT_TYPE, INT, FLOAT, BOOL, TIME or STRING
-    is_list: NDArray[np.bool_]  # [c]
-    state: NDArray[np.uint8]  # [c, row] 0 absent, 1 present, 2 explicit null
-    base: NDArray[np.int64]  # [c] first element of the column in `offsets` or `values`
-    list_base: NDArray[np.int64]  # [c] first entry of the column in list_offsets
-    list_offsets: NDArray[np.int64]  # element ranges of list columns, relative to base
-    offsets: NDArray[np.int64]  # string element e is bytes[offsets[e]:offsets[e + 1]]
-    bytes: NDArray[np.uint8]
-    values: NDArray[np.int64]  # what predicates compare: int64, times, booleans; doubles as `ordered`
-    order: NDArray[np.int64]  # in step with values: numbers as `ordered` doubles, for dyadic intervals
-    whole: NDArray[np.int64]  # in step with values: whole numbers as int64, for equality
 
 
 class Index(NamedTuple):

@@ -25,12 +25,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ramify.content.events.columns import bind_columns
+from ramify.content.events.columns import Columns, bind_columns
 from ramify.content.filters.filters import Box, Filter
 from ramify.content.matching.access import choose_options
 from ramify.content.matching.encoding import encode_box
 from ramify.content.matching.index import IndexStore, Option
-from ramify.content.matching.kernels import Columns, Index, match_rows
+from ramify.content.matching.kernels import Index, match_rows
 from ramify.content.matching.word_kernels import match_words
 from ramify.errors import InputError
 

@@ -12,11 +12,10 @@ ends, it returns, and goes on with more.
 import numpy as np
 
 from ramify.compiled import Bytes, Flag, Hash, Hashes, Int, Ints, SmallInts, compiled
+from ramify.content.events.columns import STRING, Columns
 from ramify.content.matching.kernels import (
     EQUALS,
     SORTED_AS_BITS,
-    STRING,
-    Columns,
     Index,
     grown,
     set_bit,

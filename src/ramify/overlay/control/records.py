@@ -31,7 +31,6 @@ import msgspec
 
 from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError
-from ramify.planning.plans.growth import NO_GROWTH, Growth
 
 __all__ = [
     "COORDINATE",
@@ -46,8 +45,6 @@ __all__ = [
     "STATE",
     "Advertisement",
     "Answer",
-    "Change",
-    "Changes",
     "ClientRecord",
     "Held",
     "Lane",
@@ -268,29 +265,6 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     kept: dict[str, Spelled] = {}
     more: bool = False
     error: str = ""
-
-
-class Change(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One change of a plan, to be done the same by everyone (`planning.changes.redo`).
-
-    With a subscription it is added: to class `class_id`, a new one if the plan has fewer classes, and the
-    class to `channels`. Else the subscription `removed` is deleted. Channels grow for it or are pruned by
-    `growth`.
-    """
-
-    subscription: dict[str, Any] | None = None
-    class_id: int = -1
-    channels: list[int] = []
-    removed: str = ""
-    growth: Growth = NO_GROWTH
-
-
-class Changes(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The changes of one revision of one epoch, in order."""
-
-    epoch: int
-    revision: int
-    changes: list[Change]
 
 
 class LiveEpoch(msgspec.Struct, frozen=True, omit_defaults=True):

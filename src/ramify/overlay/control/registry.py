@@ -39,8 +39,6 @@ from ramify.overlay.control.names import token
 from ramify.overlay.control.records import (
     OVERLAY,
     STATE,
-    Change,
-    Changes,
     ClientRecord,
     Held,
     LiveEpoch,
@@ -50,6 +48,7 @@ from ramify.overlay.control.records import (
     encode,
     subscription_of,
 )
+from ramify.overlay.control.revisions import Change, Changes
 from ramify.overlay.routing.form import encode_routing
 from ramify.planning.choosing.revise import add_subscription, delete_subscription, redo, undo
 from ramify.planning.demand.demand import Demand

@@ -45,7 +45,7 @@ from ramify.overlay.control.frames import (
 )
 from ramify.overlay.control.intake import Published, Rejected, take_in_by_client
 from ramify.overlay.control.names import DELIVER, LINK, token
-from ramify.overlay.live.broker.log import MOST_MESSAGES, Output
+from ramify.overlay.control.output import MOST_MESSAGES, Output
 from ramify.overlay.routing.header_rules import HeaderRules
 from ramify.overlay.routing.headers import Header, Kind
 from ramify.overlay.routing.router import Frame, Router, RoutingPlan

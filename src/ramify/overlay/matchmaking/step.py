@@ -29,6 +29,7 @@ from ramify.errors import InputError, LimitError, RamifyError
 from ramify.overlay.control.frames import LINK_LIMITS, Limits, concat, decode_events
 from ramify.overlay.control.intake import RAW_BYTES, Published, Rejected, take_in_by_client, to_cloudevent
 from ramify.overlay.control.names import LINK, MATCH, name_of, token
+from ramify.overlay.control.output import Output, value_pieces
 from ramify.overlay.control.records import (
     Advertisement,
     Answer,
@@ -39,7 +40,6 @@ from ramify.overlay.control.records import (
 )
 from ramify.overlay.control.requests import Rules, ask
 from ramify.overlay.control.steps import Deliveries, Linked, Stepped, Stepper, some_rows, whole_events
-from ramify.overlay.live.broker.log import Output, value_pieces
 from ramify.overlay.matchmaking.batch_table import BatchTable
 from ramify.overlay.matchmaking.broker import MatchBroker, Packets
 from ramify.overlay.matchmaking.messages import Descriptor, decode_packet, encode_packet

@@ -33,13 +33,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ramify.durable import flush_directory, replace_file, write_parquet
 from ramify.errors import InputError
 from ramify.pipeline.passes.table_files import QUARANTINE
 from ramify.planning.demand.pattern_rows import PATTERNS
 from ramify.planning.demand.splits import Split
 from ramify.planning.demand.windows import Span, Windows
 
-__all__ = ["UNKNOWN", "Facts", "PaneStore", "flush_directory", "replace_file", "write_parquet"]
+__all__ = ["UNKNOWN", "Facts", "PaneStore"]
 
 _UNKNOWN: dict[str, Any] = {
     "split": pa.int32(),
@@ -475,35 +476,6 @@ class PaneStore:
         with (self.out / "lock").open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that others see the old one or the new one, whole, even after a power cut."""
-    part = path.with_name(f".{path.name}.part")
-    with part.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-    flush_directory(path.parent)
-
-
-def write_parquet(path: Path, rows: pa.Table) -> None:
-    """As `replace_file`, for a table; its name is flushed with the directory."""
-    part = path.with_name(f".{path.name}.part")
-    pq.write_table(rows, part)
-    with part.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(part, path)
-
-
-def flush_directory(path: Path) -> None:
-    """Have the names in a directory written down."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 _PATTERN_KEYS = PATTERNS.names[:-2]

@@ -33,11 +33,11 @@ from pyspark.sql.types import StructType
 
 from ramify.content.events.events import BODY, EventSchema
 from ramify.content.events.flatten import PLAIN, FieldMapping
+from ramify.durable import flush_directory
 from ramify.errors import InputError
 from ramify.pipeline.passes.pieces import Piece, PieceReader, merged, shown
 from ramify.pipeline.passes.sources import Chunk, Reject, fitted
 from ramify.pipeline.passes.table_files import QUARANTINE, spark_schema
-from ramify.pipeline.stream.panes import flush_directory
 
 __all__ = [
     "FAULT",

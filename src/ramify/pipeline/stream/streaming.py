@@ -51,6 +51,7 @@ from pyspark.sql.types import StructType
 
 from ramify.content.events.events import BODY, FIXED_COLUMNS
 from ramify.content.filters.filters import Filter
+from ramify.durable import write_parquet
 from ramify.errors import InputError
 from ramify.pipeline.passes.matching import Shards, ship_matcher
 from ramify.pipeline.passes.passes import Reckoned, reckoned
@@ -58,7 +59,7 @@ from ramify.pipeline.passes.sources import Rows
 from ramify.pipeline.passes.table_files import QUARANTINE, spark_schema
 from ramify.pipeline.session.failures import doing
 from ramify.pipeline.session.session import is_connect
-from ramify.pipeline.stream.panes import UNKNOWN, Facts, PaneStore, write_parquet
+from ramify.pipeline.stream.panes import UNKNOWN, Facts, PaneStore
 from ramify.pipeline.stream.samples import FAULT, landed
 from ramify.planning.demand.tally import Counting
 

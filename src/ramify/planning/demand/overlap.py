@@ -25,7 +25,7 @@ from ramify.content.filters.filters import Filter
 from ramify.errors import InputError
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
-from ramify.planning.schemes.semcast.kernels import (
+from ramify.planning.demand.overlap_kernels import (
     count_bits,
     enlist,
     fill_overlap,

@@ -22,9 +22,8 @@ import numpy as np
 from ramify.errors import InputError
 from ramify.planning.demand.classes import Classes
 from ramify.planning.plans.layout import rooted_tree
-from ramify.planning.plans.legs import slowest_but
+from ramify.planning.plans.legs import ROUNDING, keeps, latencies, slowest_but
 from ramify.planning.plans.plan import Channel, Plan
-from ramify.planning.schemes.semcast.trees import ROUNDING, keeps, latencies
 
 __all__ = [
     "SHOWN",

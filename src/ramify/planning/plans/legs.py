@@ -16,9 +16,19 @@ import numpy.typing as npt
 from ramify.network.graphs.distances import Weight, all_pairs
 from ramify.network.graphs.overlay import Overlay
 from ramify.planning.plans.plan import Path
-from ramify.planning.schemes.semcast.trees import keeps, latencies
 
-__all__ = ["Legs", "directed", "legs_to", "slowest_but"]
+__all__ = [
+    "ROUNDING",
+    "Legs",
+    "directed",
+    "keeps",
+    "latencies",
+    "legs_to",
+    "slowest_but",
+]
+
+ROUNDING = 1e-9
+"""A way that exceeds its bound by less than this share keeps it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +93,15 @@ def legs_to(
                 direct = sum(ms[link] for link in pairwise(way))
             took[origin] = direct
     return made
+
+
+def keeps(ms: float, bound_ms: float) -> bool:
+    """Whether a way is within a bound, but for rounding."""
+    return ms <= bound_ms + abs(bound_ms) * ROUNDING
+
+
+def latencies(overlay: Overlay) -> dict[tuple[int, int], float]:
+    """The latency of each link, both ways."""
+    rows = zip(overlay.ends.tolist(), overlay.latency_ms.tolist(), strict=True)
+    there = {(a, b): ms for (a, b), ms in rows}
+    return there | {(b, a): ms for (a, b), ms in there.items()}

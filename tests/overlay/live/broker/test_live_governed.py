@@ -21,8 +21,6 @@ from ramify.overlay.control.intake import Published
 from ramify.overlay.control.names import LINK, token
 from ramify.overlay.control.records import (
     Answer,
-    Change,
-    Changes,
     LiveEpoch,
     Passed,
     Problem,
@@ -31,6 +29,7 @@ from ramify.overlay.control.records import (
     decode,
     encode,
 )
+from ramify.overlay.control.revisions import Change, Changes
 from ramify.overlay.control.steps import Node
 from ramify.overlay.live.broker.broker import BrokerConfig
 from ramify.overlay.live.broker.client_requests import check_request

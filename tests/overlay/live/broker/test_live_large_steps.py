@@ -16,9 +16,10 @@ from ramify.errors import LiveError
 from ramify.network.graphs.overlay import Link, Overlay
 from ramify.overlay.control import steps as steps_module
 from ramify.overlay.control.frames import LINK_LIMITS, decode_events
+from ramify.overlay.control.output import Output
 from ramify.overlay.live.broker import log as log_module
 from ramify.overlay.live.broker.inputs import CLIENTS, ROWS
-from ramify.overlay.live.broker.log import OutLog, Output, RefusedError
+from ramify.overlay.live.broker.log import OutLog, RefusedError
 from ramify.planning.schemes.catalog import make_plan
 from running import crossings, running, seeded_world
 from worlds import World

@@ -10,15 +10,9 @@ from nats.aio.client import Client as Nats
 
 from ramify.errors import LiveError
 from ramify.network.graphs.overlay import Link, Overlay
+from ramify.overlay.control.output import Output, value_pieces
 from ramify.overlay.live.broker import log as log_module
-from ramify.overlay.live.broker.log import (
-    FencedError,
-    LogFullError,
-    OutLog,
-    Output,
-    SupersededError,
-    value_pieces,
-)
+from ramify.overlay.live.broker.log import FencedError, LogFullError, OutLog, SupersededError
 from ramify.overlay.live.host.site import Site
 from ramify.overlay.live.wire.security import Router
 from ramify.overlay.live.wire.streams import Sizes, api, connect, ensure_streams

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.overlay.live.broker.log import Output
+from ramify.overlay.control.output import Output
 from ramify.overlay.live.broker.memory import MOST_OUTPUT_BYTES, MOST_OUTPUTS, StepSize, give_back
 
 

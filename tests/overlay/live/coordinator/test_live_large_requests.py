@@ -13,9 +13,10 @@ from obedient import ACCOUNTS, Asker, endpoint, obeying
 from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, LimitError
 from ramify.overlay.control import registry
-from ramify.overlay.control.records import Change, ClientRecord, Passed, Problem, Request, Spelled, encode
+from ramify.overlay.control.records import ClientRecord, Passed, Problem, Request, Spelled, encode
 from ramify.overlay.control.registry import MOST_CHANGES_BYTES
 from ramify.overlay.control.requests import MOST_RECORD_BYTES, Rules, ask
+from ramify.overlay.control.revisions import Change
 from ramify.overlay.live.broker.client_requests import check_request
 from ramify.overlay.live.coordinator import term
 from ramify.overlay.live.coordinator.coordinator import Coordinator, CoordinatorConfig

@@ -9,8 +9,9 @@ from ramify.errors import InputError
 from ramify.network.graphs.overlay import Link, Overlay
 from ramify.network.trees.steiner import Steiner
 from ramify.network.trees.trees import Tree
+from ramify.planning.plans.legs import latencies
 from ramify.planning.schemes.semcast.join_protocol import Network
-from ramify.planning.schemes.semcast.trees import GrowingTree, Ways, latencies
+from ramify.planning.schemes.semcast.trees import GrowingTree, Ways
 from worlds import overlays
 
 operations = st.lists(

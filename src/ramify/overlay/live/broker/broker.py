@@ -31,13 +31,12 @@ from ramify.errors import LiveError
 from ramify.overlay.control.counters import Counters
 from ramify.overlay.control.intake import Limits, Rejected
 from ramify.overlay.control.names import DELIVER, IN, LINK, OUT, name_of, token
+from ramify.overlay.control.output import MOST_MESSAGES, Output
 from ramify.overlay.control.steps import Stepped, Stepper
 from ramify.overlay.live.broker.inputs import CLIENTS, ROWS, Input, Inputs, Taken, reached
 from ramify.overlay.live.broker.log import (
-    MOST_MESSAGES,
     LogFullError,
     OutLog,
-    Output,
     Recovered,
     RefusedError,
     SupersededError,

@@ -24,7 +24,7 @@ import base64
 import json
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import nats.errors
@@ -33,23 +33,19 @@ from nats.aio.client import Client as Nats
 from ramify.errors import LiveError
 from ramify.overlay.control.lanes import decode_positions, encode_positions
 from ramify.overlay.control.names import LINK, LOG, OUT
+from ramify.overlay.control.output import MOST_MESSAGES, Output
 from ramify.overlay.live.wire.streams import api
 
 __all__ = [
-    "MOST_MESSAGES",
     "FencedError",
     "LogFullError",
     "OutLog",
-    "Output",
     "Recovered",
     "RefusedError",
     "SupersededError",
     "Written",
-    "value_pieces",
 ]
 
-MOST_MESSAGES = 900
-"""Messages of one atomic write; the server takes 1,000."""
 
 _WRONG_LAST_SEQUENCE = 10071
 _NO_MESSAGE = 10037
@@ -70,15 +66,6 @@ class RefusedError(LiveError):
 
 class LogFullError(LiveError):
     """The log has no room: neighbours and clients must read first. Nothing was written."""
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """A message for a lane. Its number is given when it is written."""
-
-    lane: str
-    payload: bytes
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,13 +315,6 @@ class OutLog:
         except (nats.errors.Error, TimeoutError) as error:
             raise LiveError(f"no answer from the broker's server to {subject}: {error!r}") from error
         return bytes(answer.data)
-
-
-def value_pieces(lane: str, value: bytes, most_bytes: int) -> list[Output]:
-    """A value as messages of at most so many bytes. They must be written in one write: then they lie one
-    behind the other."""
-    parts = [value[at : at + most_bytes] for at in range(0, len(value), most_bytes)] or [b""]
-    return [Output(lane, part, {"K": f"{i}/{len(parts)}"}) for i, part in enumerate(parts, 1)]
 
 
 def _pieces_of(headers: Mapping[str, str]) -> int:

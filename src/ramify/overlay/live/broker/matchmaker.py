@@ -25,6 +25,7 @@ from nats.aio.msg import Msg
 from ramify.content.events.events import AttributeType
 from ramify.errors import InputError, LiveError
 from ramify.overlay.control.names import IN, STATUS
+from ramify.overlay.control.output import Output
 from ramify.overlay.control.records import (
     Answer,
     ClientRecord,
@@ -37,7 +38,7 @@ from ramify.overlay.control.records import (
 from ramify.overlay.control.steps import Stepped
 from ramify.overlay.live.broker.broker import Broker, BrokerConfig
 from ramify.overlay.live.broker.client_requests import Asker
-from ramify.overlay.live.broker.log import Output, Written
+from ramify.overlay.live.broker.log import Written
 from ramify.overlay.live.broker.quotas import Guard
 from ramify.overlay.live.wire.streams import api
 from ramify.overlay.live.wire.tasks import end_tasks

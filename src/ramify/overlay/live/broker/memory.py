@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from ramify.overlay.live.broker.log import Output
+from ramify.overlay.control.output import Output
 
 __all__ = ["StepSize", "give_back"]
 

@@ -14,7 +14,8 @@ import msgspec
 
 from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, LiveError, RamifyError
-from ramify.overlay.control.records import Change, Changes, LiveEpoch, decode
+from ramify.overlay.control.records import LiveEpoch, decode
+from ramify.overlay.control.revisions import Change, Changes
 from ramify.overlay.live.wire.store import Store
 from ramify.overlay.routing.plan import Added, Removed, Revision
 from ramify.overlay.routing.router import RoutingPlan

@@ -33,6 +33,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from ramify.errors import LiveError
 from ramify.overlay.control.moves import Onward
 from ramify.overlay.control.names import DELIVER, OUT, name_of, token
+from ramify.overlay.control.output import Output
 from ramify.overlay.control.records import (
     DEFAULT_LEASE_S,
     DEFAULT_QUOTA_BYTES,
@@ -42,7 +43,7 @@ from ramify.overlay.control.records import (
     Request,
 )
 from ramify.overlay.live.broker.broker import Broker
-from ramify.overlay.live.broker.log import Output, Written
+from ramify.overlay.live.broker.log import Written
 from ramify.overlay.live.broker.retention import Reader
 from ramify.overlay.live.wire.streams import api
 from ramify.overlay.live.wire.tasks import end_tasks

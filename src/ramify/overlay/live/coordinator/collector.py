@@ -16,7 +16,6 @@ The directory is bounded: the oldest files go first. Each coordinator's collecto
 import asyncio
 import contextlib
 import logging
-import os
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -26,13 +25,12 @@ from pathlib import Path
 import msgspec
 import nats.errors
 import pyarrow as pa
-import pyarrow.parquet as pq
 from nats.aio.client import Client as Nats
 
+from ramify.durable import flush_directory, replace_file, write_parquet
 from ramify.errors import InputError, LiveError, RamifyError
 from ramify.overlay.control.frames import LINK_LIMITS, concat, decode_events
 from ramify.overlay.control.names import SAMPLES, name_of, token
-from ramify.overlay.live.host.directory import replace_file
 from ramify.overlay.live.wire.pull import Pulled, Puller
 from ramify.overlay.live.wire.streams import Endpoint, api, connect, ensure_consumer, ensure_samples
 
@@ -187,7 +185,7 @@ class Collector:
     def _land(self) -> None:
         """Write what waits, in order. When this returns it is on disk."""
         if self._moved:
-            replace_file(self.config.directory / PUBLISHERS, self._publishers)
+            replace_file(self.config.directory / PUBLISHERS, msgspec.json.encode(self._publishers))
             self._moved = False
         for first, last, table in _tables(self._taken):
             if table is not None:
@@ -199,12 +197,8 @@ class Collector:
 
     def _write(self, name: str, batch: pa.RecordBatch) -> None:
         path = self.config.directory / name
-        part = path.with_name(f".{name}.part")
-        pq.write_table(pa.Table.from_batches([batch]), part)
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        part.replace(path)
-        _flush(self.config.directory)
+        write_parquet(path, pa.Table.from_batches([batch]))
+        flush_directory(self.config.directory)
 
     def _resume(self) -> int:
         """How far the stream has been landed; what a crash left unfinished is removed."""
@@ -251,11 +245,3 @@ def _tables(
     middle = len(taken) // 2
     yield from _tables(taken[:middle])
     yield from _tables(taken[middle:])
-
-
-def _flush(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

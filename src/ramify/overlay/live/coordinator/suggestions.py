@@ -20,8 +20,9 @@ import pyarrow.parquet as pq
 from ramify.content.filters.space import Axis, Grid
 from ramify.errors import InputError, LiveError
 from ramify.overlay.control.epochs import Epochs
-from ramify.overlay.control.records import STATE, Changes, State, Status, decode
+from ramify.overlay.control.records import STATE, State, Status, decode
 from ramify.overlay.control.registry import applied
+from ramify.overlay.control.revisions import Changes
 from ramify.overlay.live.coordinator.collector import read_publishers
 from ramify.overlay.live.wire.store import INITIAL, Store
 from ramify.planning.demand.demand import Demand

@@ -26,6 +26,7 @@ from typing import IO
 
 import msgspec
 
+from ramify.durable import replace_file
 from ramify.errors import InputError, LiveError
 from ramify.network.graphs.files import read_overlay, write_overlay
 from ramify.network.graphs.overlay import Overlay
@@ -33,7 +34,7 @@ from ramify.overlay.control.names import token
 from ramify.overlay.live.wire.security import Client, Control, KeyRing, Router, accounts_config
 from ramify.overlay.live.wire.streams import Endpoint
 
-__all__ = ["COORDINATOR", "VIEWER", "ClientFile", "Directory", "RunningFile", "replace_file"]
+__all__ = ["COORDINATOR", "VIEWER", "ClientFile", "Directory", "RunningFile", "write_json"]
 
 COORDINATOR, VIEWER = "coordinator", "viewer"
 """Users of the control server beside the brokers: who decides, and who looks (`ramify status`)."""
@@ -124,7 +125,7 @@ class Directory:
                 path=str(self.path),
             )
         if matchmaking:
-            replace_file(self.path / "matchmaking.json", matchmaking)
+            write_json(self.path / "matchmaking.json", matchmaking)
 
     def overlay(self) -> Overlay:
         """The overlay that the directory belongs to."""
@@ -160,7 +161,7 @@ class Directory:
                     f"client {client!r} is attached to {known[client]!r}, not {broker!r}: use another name"
                 )
             self.ring.pair(Client(client))
-        replace_file(self.path / "clients.json", known | dict(clients))
+        write_json(self.path / "clients.json", known | dict(clients))
 
     @property
     def movable(self) -> bool:
@@ -171,7 +172,7 @@ class Directory:
         """Let every server admit every client, under its own name; an overlay that runs from here does so
         within a moment."""
         if not self.movable:
-            replace_file(self.path / "movable.json", True)
+            write_json(self.path / "movable.json", True)
 
     def coordinators(self) -> list[str]:
         """Who may lead, or stand by: users of the control server."""
@@ -196,7 +197,7 @@ class Directory:
             self.ring.pair(Control(name))
         more = [*known[1:], *(name for name in dict.fromkeys(names) if name not in known)]
         if more != known[1:]:
-            replace_file(self.path / "coordinators.json", more)
+            write_json(self.path / "coordinators.json", more)
 
     def control_accounts(self) -> str:
         """The accounts of the control server: brokers, coordinators, and who looks."""
@@ -249,12 +250,10 @@ class Directory:
         return Endpoint(control_url, self.ring.pair(role).seed, role.inbox_prefix, f"control {name}")
 
 
-def replace_file(path: Path, value: object) -> None:
+def write_json(path: Path, value: object) -> None:
     """Write a value as JSON; whoever reads meanwhile sees the old file or the new one."""
-    part = path.with_name(f".{path.name}.part")
     try:
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
-        part.replace(path)
+        replace_file(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
     except OSError as error:
         raise LiveError(
             f"cannot write {path}: {error.strerror}. Make room, or give another directory"

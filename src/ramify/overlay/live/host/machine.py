@@ -31,7 +31,7 @@ from ramify.overlay.live.host.directory import (
     ClientFile,
     Directory,
     RunningFile,
-    replace_file,
+    write_json,
 )
 from ramify.overlay.live.host.server import (
     OwnProcess,
@@ -174,7 +174,7 @@ class Machine:
             )
         await asyncio.gather(*(_start_anywhere(each) for each in self._servers.values()))
         found = {name: _server(each).config.port for name, each in self._servers.items()}
-        replace_file(self.directory.path / "ports.json", found)
+        write_json(self.directory.path / "ports.json", found)
 
     def _commands(self, configs: Path) -> list[tuple[str, list[str]]]:
         commands = {} if self.config.matchmaking else {COORDINATOR: self.config.coordinator}
@@ -253,7 +253,7 @@ class Machine:
             seed = ring.path(Client(client)).absolute()
             ring.pair(Client(client))
             row = ClientFile(client, broker, self.urls[broker], str(seed))
-            replace_file(self.directory.client_file(client), row)
+            write_json(self.directory.client_file(client), row)
 
     def _write_running(self) -> RunningFile:
         children = {name: each.server for name, each in self._children.items()}
@@ -264,7 +264,7 @@ class Machine:
             *(os.getpid(), self.started_at, name, self.control_url, urls, pids, metrics),
             self.config.matchmaking,
         )
-        replace_file(self.directory.path / "running.json", found)
+        write_json(self.directory.path / "running.json", found)
         return found
 
     def _metrics(self, process: str) -> str | None:

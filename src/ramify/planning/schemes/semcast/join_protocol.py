@@ -26,7 +26,8 @@ from typing import TypeAlias
 import numpy as np
 
 from ramify.errors import InputError
-from ramify.planning.schemes.semcast.trees import GrowingTree, Ways, keeps
+from ramify.planning.plans.legs import keeps
+from ramify.planning.schemes.semcast.trees import GrowingTree, Ways
 
 __all__ = [
     "Accept",

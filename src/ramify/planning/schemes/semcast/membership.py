@@ -50,7 +50,7 @@ from ramify.planning.plans.lateness import (
     leg_ms,
     refuses,
 )
-from ramify.planning.plans.legs import directed, legs_to, slowest_but
+from ramify.planning.plans.legs import directed, keeps, latencies, legs_to, slowest_but
 from ramify.planning.plans.plan import (
     Channel,
     ChannelTree,
@@ -61,7 +61,7 @@ from ramify.planning.plans.plan import (
     Pruning,
     Serves,
 )
-from ramify.planning.schemes.semcast.trees import GrowingTree, Ways, keeps, latencies
+from ramify.planning.schemes.semcast.trees import GrowingTree, Ways
 
 __all__ = ["Membership", "growing_tree", "joined", "late_in_class", "left", "ways_for"]
 

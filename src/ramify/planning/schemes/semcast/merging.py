@@ -30,11 +30,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.planning.demand.overlap import Statistics
+from ramify.planning.demand.overlap_kernels import enlist
 from ramify.planning.plans.plan import Expression, Match
 from ramify.planning.schemes.scheme import Progress, silent
 from ramify.planning.schemes.semcast.expressions import common, hierarchy, noise, terms
 from ramify.planning.schemes.semcast.hierarchies import EdgeEstimate, Hierarchies, Reach
-from ramify.planning.schemes.semcast.kernels import best_of_rows, enlist, merge_row
+from ramify.planning.schemes.semcast.kernels import best_of_rows, merge_row
 
 __all__ = ["Draft", "Merged", "Noise", "merge_channels", "merges"]
 

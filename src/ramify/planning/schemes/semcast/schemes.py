@@ -48,7 +48,7 @@ from ramify.planning.plans.lateness import (
     late_subscriptions,
     refuses,
 )
-from ramify.planning.plans.legs import Legs, directed, legs_to
+from ramify.planning.plans.legs import Legs, directed, latencies, legs_to
 from ramify.planning.plans.plan import (
     Admission,
     All,
@@ -75,7 +75,7 @@ from ramify.planning.schemes.semcast.hierarchies import (
     covering_profiles,
 )
 from ramify.planning.schemes.semcast.merging import Draft, Noise, merge_channels
-from ramify.planning.schemes.semcast.trees import GrowingTree, Ways, latencies
+from ramify.planning.schemes.semcast.trees import GrowingTree, Ways
 
 __all__ = ["SemcastParams", "plan"]
 

@@ -35,12 +35,14 @@ from ramify.network.graphs.distances import all_pairs
 from ramify.network.graphs.overlay import Overlay
 from ramify.network.trees.steiner import Steiner
 from ramify.network.trees.trees import Tree
+from ramify.planning.plans.legs import keeps
 
-__all__ = ["ROUNDING", "GrowingTree", "Ways", "keeps", "latencies"]
+__all__ = [
+    "GrowingTree",
+    "Ways",
+]
 
 OUTSIDE = -2
-ROUNDING = 1e-9
-"""A way that exceeds its bound by less than this share keeps it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,15 +214,3 @@ class GrowingTree:
             went.append((above, broker))
             broker = above
         return went
-
-
-def keeps(ms: float, bound_ms: float) -> bool:
-    """Whether a way is within a bound, but for rounding."""
-    return ms <= bound_ms + abs(bound_ms) * ROUNDING
-
-
-def latencies(overlay: Overlay) -> dict[tuple[int, int], float]:
-    """The latency of each link, both ways."""
-    rows = zip(overlay.ends.tolist(), overlay.latency_ms.tolist(), strict=True)
-    there = {(a, b): ms for (a, b), ms in rows}
-    return there | {(b, a): ms for (a, b), ms in there.items()}
