@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from ramify.content.events.events import Decoded
+from ramify.content.events.events import DecodedBatch
 from ramify.content.events.readers import read_cloudevents, read_ndjson, read_parquet
 
 
@@ -47,7 +47,7 @@ def cloudevent(record: dict[str, object]) -> dict[str, object]:
     return {**context, "id": record["id"], "time": record["time"], "data": data}
 
 
-def drained(batches: Iterator[Decoded]) -> int:
+def drained(batches: Iterator[DecodedBatch]) -> int:
     rows = 0
     for decoded in batches:
         assert not decoded.rejected

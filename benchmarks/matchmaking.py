@@ -29,7 +29,7 @@ from ramify.network.graphs.specs import overlay_from
 from ramify.network.trees.trees import shortest_path_tree
 from ramify.overlay.matchmaking.marking import Marking, mark_trees
 from ramify.overlay.matchmaking.messages import Descriptor
-from ramify.overlay.matchmaking.simulate import Network, places_of_parents
+from ramify.overlay.matchmaking.simulate import MatchNetwork, places_of_parents
 from ramify.overlay.matchmaking.trees import MatchTrees
 from ramify.workloads.catalog import workload_from
 from ramify.workloads.workload import Workload
@@ -125,7 +125,9 @@ def protocol(kind: str, size: int) -> dict[str, Any]:
     """All descriptors of a draw join at random brokers' own pace; then one more, then an update."""
     overlay = overlay_from("matchmaker")
     workload = workload_of(overlay, size, 1)
-    network = Network(places_of_parents(overlay.brokers, parents_of(overlay, kind), kind == SHARED), seed=1)
+    network = MatchNetwork(
+        places_of_parents(overlay.brokers, parents_of(overlay, kind), kind == SHARED), seed=1
+    )
     ads, subs = defaultdict(list), defaultdict(list)
     for row in workload.advertisements:
         ads[row.broker].append(Descriptor(row.id, row.client, "sql", row.sql))
@@ -161,7 +163,7 @@ def protocol(kind: str, size: int) -> dict[str, Any]:
     return found
 
 
-def packets(network: Network, broker: str, sub: Descriptor) -> int:
+def packets(network: MatchNetwork, broker: str, sub: Descriptor) -> int:
     before = network.traffic.packets
     network.subscribe(broker, sub)
     network.run()

@@ -54,9 +54,9 @@ from ramify.overlay.control.steps import Node
 from ramify.overlay.live.broker.broker import Broker
 from ramify.overlay.live.client.lane import LaneClient
 from ramify.overlay.live.host.server import Server
-from ramify.overlay.live.host.site import Site
-from ramify.overlay.live.wire.pull import Pulled, Puller
-from ramify.overlay.live.wire.security import INFO, Client, Neighbour, Router
+from ramify.overlay.live.host.site import BrokerSite
+from ramify.overlay.live.wire.pull import PulledMessage, Puller
+from ramify.overlay.live.wire.security import INFO, ClientRole, NeighbourRole, RouterRole
 from ramify.overlay.live.wire.streams import Sizes, connect, ensure_consumer, ensure_lanes, ensure_streams
 from ramify.overlay.routing.router import RoutingPlan
 from ramify.planning.demand.classes import Classes
@@ -165,7 +165,7 @@ class Servers:
     """The servers of the chain, empty at first, each with the streams and lanes of its broker."""
 
     def __init__(self, directory: Path, clients: Mapping[str, str]) -> None:
-        self.site = Site(CHAIN, directory / uuid.uuid4().hex[:8], clients, SIZES)
+        self.site = BrokerSite(CHAIN, directory / uuid.uuid4().hex[:8], clients, SIZES)
         self.servers: dict[str, Server] = {name: self.site.server(name) for name in CHAIN.brokers}
         self.tasks: list[asyncio.Task[None]] = []
         self.connections: list[Nats] = []
@@ -179,12 +179,12 @@ class Servers:
         """Start them, and make streams and lanes."""
         await asyncio.gather(*(server.start() for server in self.servers.values()))
         for name in CHAIN.brokers:
-            own = await self.connect(Router(name), name)
+            own = await self.connect(RouterRole(name), name)
             await ensure_streams(own, SIZES)
             await ensure_consumer(own, IN, "router")
             await ensure_lanes(own, self.site.neighbours(name), self.site.attached(name))
 
-    async def connect(self, role: Router | Neighbour | Client, broker: str) -> Nats:
+    async def connect(self, role: RouterRole | NeighbourRole | ClientRole, broker: str) -> Nats:
         """A connection that ends with the servers."""
         connection = await connect(self.site.endpoint(role, self.urls[broker]))
         self.connections.append(connection)
@@ -192,7 +192,7 @@ class Servers:
 
     async def client(self, name: str) -> Nats:
         """A client's connection to its broker's server."""
-        return await self.connect(Client(name), self.site.clients[name])
+        return await self.connect(ClientRole(name), self.site.clients[name])
 
     def run(self, what: Any) -> None:
         """Run a loop until the servers stop."""
@@ -300,13 +300,13 @@ class Relay:
 
     async def start(self) -> None:
         """Connect and begin."""
-        own = await self._on.connect(Router(self._name), self._name)
+        own = await self._on.connect(RouterRole(self._name), self._name)
         for source, lanes in self._ways.items():
             arrived = asyncio.Event()
             if source == IN:
                 puller = puller_of(own, IN, "router", arrived)
             else:
-                upstream = await self._on.connect(Neighbour(self._name), source)
+                upstream = await self._on.connect(NeighbourRole(self._name), source)
                 puller = puller_of(upstream, OUT, f"link_{token(self._name)}", arrived)
             await puller.start()
             self._on.run(self._relay(own, puller, arrived, lanes))
@@ -348,7 +348,7 @@ class Relay:
 class Flying:
     """Frames that were published and perhaps not stored yet, in order."""
 
-    frames: deque[tuple[Pulled, list[asyncio.Future[Any]]]] = field(default_factory=deque)
+    frames: deque[tuple[PulledMessage, list[asyncio.Future[Any]]]] = field(default_factory=deque)
     some: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -555,7 +555,7 @@ async def publish_all(on: Servers, frames: Mapping[str, Sequence[bytes]]) -> Non
     await asyncio.gather(*(publish(sources[name], name, part) for name, part in frames.items()))
 
 
-def everywhere(site: Site, readers: Sequence[str]) -> dict[str, dict[str, list[str]]]:
+def everywhere(site: BrokerSite, readers: Sequence[str]) -> dict[str, dict[str, list[str]]]:
     """Flooding: from each input to all neighbours but the sender, and to every client here."""
     ways: dict[str, dict[str, list[str]]] = {}
     for name in CHAIN.brokers:
@@ -642,9 +642,9 @@ def in_own_process(directory: Path, events: int) -> dict[str, Any]:
 
 async def memory_of_broker(directory: Path) -> dict[str, Any]:
     """The first broker of the chain runs here alone: it routes, and hands to its own 1,000 clients."""
-    from ramify.overlay.live.broker import governed
+    from ramify.overlay.live.broker import controlled  # what a broker's process has, too
 
-    assert governed
+    assert controlled
     empty_mb = resident_mb()["VmRSS"]
     begin = time.perf_counter()
     routing = RoutingPlan.read((directory / "routing").read_bytes())

@@ -57,7 +57,7 @@ from ramify.pipeline.passes.passes import reckon, reckoned
 from ramify.pipeline.session.session import spark_session
 from ramify.pipeline.tables.overlap import overlap
 from ramify.planning.demand.pattern_rows import PATTERNS
-from ramify.planning.demand.tally import Counting, PatternTally, brokers_by_name
+from ramify.planning.demand.tally import PatternTally, TallySettings, brokers_by_name
 from ramify.planning.demand.windows import Windows
 
 DOCUMENTS, SUBSCRIPTIONS, FILES = 1_000_000, 10_000, 8
@@ -133,7 +133,7 @@ def best_of(rounds: int, *sides: Callable[[], Any]) -> list[float]:
 class Plain:
     """The same work without Spark: each thread reads, matches and counts its own files."""
 
-    def __init__(self, files: Files, filters: list[Filter], counting: Counting) -> None:
+    def __init__(self, files: Files, filters: list[Filter], counting: TallySettings) -> None:
         self.matcher = Matcher(filters).frozen()
         self.files = files.only({path for filter_ in filters for path in filter_.paths})
         self.counting = counting
@@ -200,7 +200,7 @@ def workers_mb(spark: SparkSession) -> float:
 
 
 def compared(
-    spark: SparkSession, files: Files, filters: list[Filter], counting: Counting, rounds: int
+    spark: SparkSession, files: Files, filters: list[Filter], counting: TallySettings, rounds: int
 ) -> Any:
     """Seconds of the plain threads and of the pass, having seen that both find the same."""
     plain, shipped = Plain(files, filters, counting), ship_matcher(spark, filters)
@@ -231,7 +231,7 @@ def main() -> int:
         clauses = keyword_clauses(rng)
         keywords = [parse_keywords(of) for of in clauses]
         files = Files.of(spark, [str(where)], SCHEMA)
-        counting = Counting(
+        counting = TallySettings(
             SUBSCRIPTIONS, np.zeros(SUBSCRIPTIONS, dtype=np.bool_), brokers_by_name(overlay, {})
         )
         (plain_s, spark_s), found, shipped = compared(spark, files, keywords, counting, rounds)
@@ -269,7 +269,7 @@ def main() -> int:
     return 1 if report["missed"] else 0
 
 
-def overlapped(spark: SparkSession, files: Files, filters: Shards, counting: Counting) -> float:
+def overlapped(spark: SparkSession, files: Files, filters: Shards, counting: TallySettings) -> float:
     """Seconds from files to the table of overlapping pairs, all of them counted."""
     began = time.perf_counter()
     with reckoned(spark, files, filters, counting) as found:
@@ -283,7 +283,7 @@ def against_sql(
     paths: list[str],
     clauses: list[list[list[str]]],
     join: Callable[[SparkSession, list[str], DataFrame], pa.Table],
-    counting: Counting,
+    counting: TallySettings,
 ) -> float:
     """The SQL join over the pass, listing of files included; both must find the same demand."""
     filters = ship_matcher(spark, [parse_keywords(of) for of in clauses])

@@ -17,7 +17,7 @@ from ramify.network.graphs.overlay import Link, Overlay
 from ramify.overlay.control.records import LinkCount, Status
 from ramify.overlay.live.host.directory import COORDINATOR, Directory
 from ramify.overlay.live.host.overview import BrokerView, EpochView, Overview
-from ramify.overlay.live.wire.security import Control, new_user
+from ramify.overlay.live.wire.security import ControlRole, new_user
 
 
 def told(*words: str) -> tuple[int, str]:
@@ -109,8 +109,10 @@ def test_keys_for_standbys_are_made_and_stay_let_in(tmp_path: Path) -> None:
     code, said = told(*where, "--overlay", "ring:3", "--coordinator", "east", "--coordinator", "west")
     assert code == 0, said
     files = Directory(tmp_path / "data")
-    publics = {name: files.ring.pair(Control(name)).public for name in (COORDINATOR, "east", "west", "v0")}
-    assert str(files.ring.path(Control("east"))) in said.replace(" ", "")
+    publics = {
+        name: files.ring.pair(ControlRole(name)).public for name in (COORDINATOR, "east", "west", "v0")
+    }
+    assert str(files.ring.path(ControlRole("east"))) in said.replace(" ", "")
     for more in ((), ("--client", "alice@v0"), ("--coordinator", "east")):
         assert told(*where, *more)[0] == 0
         accounts = (tmp_path / "data" / "accounts" / "control.conf").read_text()

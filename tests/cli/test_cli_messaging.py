@@ -22,7 +22,7 @@ from ramify.cli import app
 from ramify.cli.messages import _lines, as_published
 from ramify.content.events.flatten import FieldMapping
 from ramify.overlay.control.frames import decode_events, encode_events
-from ramify.overlay.control.intake import ARROW_TYPE, Published, take_in
+from ramify.overlay.control.intake import ARROW_TYPE, ClientMessage, take_in
 from ramify.overlay.control.names import token
 from ramify.overlay.control.records import Answer
 from ramify.overlay.live.client.client import Client
@@ -153,7 +153,7 @@ def test_sub_prints_events_as_they_were_published() -> None:
         (event, event | {"publisher": "bob"}),
     ):
         (part,) = _lines(io.BytesIO(json.dumps(given).encode()), FieldMapping())
-        taken, _ = take_in([Published("bob", encode_events(part.batch), ARROW_TYPE, None, 0)])
+        taken, _ = take_in([ClientMessage("bob", encode_events(part.batch), ARROW_TYPE, None, 0)])
         assert taken is not None
         assert as_published(taken, 0) == wanted
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ramify.overlay.control.steps import Node
 from ramify.overlay.live.broker.broker import Broker
-from ramify.overlay.live.host.site import Site
+from ramify.overlay.live.host.site import BrokerSite
 from ramify.overlay.routing.router import RoutingPlan
 from ramify.planning.plans.files import read_plan
 from running import SMALL
@@ -26,7 +26,7 @@ async def main(directory: Path, home: Path) -> None:
     node = Node(settings["name"])
     for epoch, plan in plans.items():
         node.install(epoch, RoutingPlan(plan))
-    site = Site(plans[0].overlay, home, settings["attachments"], SMALL)
+    site = BrokerSite(plans[0].overlay, home, settings["attachments"], SMALL)
     node.flip(int((directory / "epoch").read_text()))
     broker = Broker(site.broker(settings["name"], settings["urls"]), node)
     task = asyncio.create_task(broker.run())

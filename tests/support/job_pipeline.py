@@ -10,7 +10,7 @@ from ramify.content.filters.space import Axis, Grid
 from ramify.network.graphs.specs import overlay_from
 from ramify.pipeline.jobs import write_demand
 from ramify.pipeline.passes.files import Files
-from ramify.pipeline.passes.generated import Generated
+from ramify.pipeline.passes.generated import GeneratedEvents
 from ramify.pipeline.passes.passes import reckoned
 from ramify.pipeline.passes.pricing import price_log
 from ramify.pipeline.passes.table_files import read_table
@@ -21,7 +21,7 @@ from ramify.pipeline.tables.selectivity import selectivity
 from ramify.pipeline.tables.traffic import published, traffic
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.splits import Split
-from ramify.planning.demand.tally import Counting
+from ramify.planning.demand.tally import TallySettings
 from ramify.planning.plans.problem import Problem
 from ramify.planning.schemes.catalog import make_plan
 from ramify.workloads.catalog import workload_from
@@ -35,7 +35,7 @@ def run(spark: SparkSession, output: Path, folder: str) -> None:
     overlay = overlay_from("cloud-regions")
     workload = workload_from("demo:events=3000", overlay, 5)
     classes = Classes.collapse(workload.subscriptions, overlay, workload.schema.attributes)
-    counting = Counting.of(
+    counting = TallySettings.of(
         classes, overlay, workload.attachments, split=Split((0.5, 0.25, 0.25), seed=2), pane_us=60_000_000
     )
     found: dict[str, Any] = {}
@@ -58,7 +58,7 @@ def run(spark: SparkSession, output: Path, folder: str) -> None:
     grid = Grid((Axis("price", (10.0, 50.0)), Axis("region", ("azure", "gcp"))))
     found["generating"] = rows(generating(spark, files, grid))
     found["histograms"] = rows(histograms(spark, files, [grid]))
-    for source in (files, Generated.of(workload)):
+    for source in (files, GeneratedEvents.of(workload)):
         with price_log(spark, make_plan("explicit", problem), source) as priced:
             found[f"price of {type(source).__name__}"] = dict(priced.price.figures())
     output.write_text(json.dumps(found, indent=1, sort_keys=True))

@@ -18,20 +18,19 @@ from ramify.overlay.control.output import Output
 from ramify.overlay.control.records import (
     Advertisement,
     Answer,
+    ClientPlace,
     ClientRecord,
-    Held,
-    Place,
-    Problem,
+    ClientSubscription,
+    Refusal,
     Request,
     decode,
     encode,
 )
 from ramify.overlay.live.broker.log import OutLog
-from ramify.overlay.live.client.client import Client, Connecting
+from ramify.overlay.live.client.client import Client, PendingClient
 from ramify.overlay.live.host.server import Server
-from ramify.overlay.live.host.site import Site
-from ramify.overlay.live.wire.security import Client as ClientRole
-from ramify.overlay.live.wire.security import Router
+from ramify.overlay.live.host.site import BrokerSite
+from ramify.overlay.live.wire.security import ClientRole, RouterRole
 from ramify.overlay.live.wire.streams import Sizes, api, connect, ensure_lanes, ensure_streams
 
 SMALL = Sizes(published=16 << 20, out=64 << 20, rejected=4 << 20, samples=4 << 20)
@@ -44,11 +43,11 @@ class LaneServer:
         self, directory: Path, clients: tuple[str, ...] = ("alice", "bob"), name: str = "v0"
     ) -> None:
         overlay = Overlay.build("one", [name], [])
-        self.site = Site(overlay, directory, dict.fromkeys(clients, name), SMALL)
+        self.site = BrokerSite(overlay, directory, dict.fromkeys(clients, name), SMALL)
         self.server: Server = self.site.server(name)
         self.name = name
         # what it says of where a client is
-        self.place = Place(name, name)
+        self.place = ClientPlace(name, name)
         self.own: Nats
         self.log: OutLog
         self.records: dict[str, ClientRecord] = {}
@@ -59,7 +58,7 @@ class LaneServer:
 
     async def start(self) -> None:
         await self.server.start()
-        self.own = await connect(self.site.endpoint(Router(self.name), self.server.url))
+        self.own = await connect(self.site.endpoint(RouterRole(self.name), self.server.url))
         await ensure_streams(self.own, SMALL)
         await ensure_lanes(self.own, [], self.site.clients)
         self.log = OutLog(self.own)
@@ -73,7 +72,7 @@ class LaneServer:
     def seed(self, name: str) -> str:
         return self.site.ring.pair(ClientRole(name)).seed
 
-    def client(self, name: str = "alice", **options: object) -> Connecting:
+    def client(self, name: str = "alice", **options: object) -> PendingClient:
         return Client.connect(name, self.server.url, seed=self.seed(name), **options)  # type: ignore[arg-type]
 
     async def deliver(self, ids: list[str], *events: str, client: str = "alice") -> None:
@@ -128,13 +127,15 @@ class LaneServer:
             there = record.subscriptions.get(key)
             assert request.filter is not None
             if there is not None and there.filter != request.filter:
-                return Answer(error=Problem("exists", f"{request.id} has another filter"))
-            record.subscriptions[key] = Held(request.filter, request.quota_bytes, request.lease_s)
+                return Answer(error=Refusal("exists", f"{request.id} has another filter"))
+            record.subscriptions[key] = ClientSubscription(
+                request.filter, request.quota_bytes, request.lease_s
+            )
         if request.op in ("unsubscribe", "unadvertise"):
-            kept: dict[str, Held] | dict[str, Advertisement] = record.subscriptions
+            kept: dict[str, ClientSubscription] | dict[str, Advertisement] = record.subscriptions
             kept = kept if request.op == "unsubscribe" else record.advertisements
             if kept.pop(key, None) is None:
-                return Answer(error=Problem("unknown", f"there is no {request.id}"))
+                return Answer(error=Refusal("unknown", f"there is no {request.id}"))
         if request.op == "advertise":
             assert request.filter is not None
             record.advertisements[key] = Advertisement(request.filter)

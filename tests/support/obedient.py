@@ -16,17 +16,17 @@ from ramify.overlay.control.records import (
     COORDINATE,
     STATE,
     Answer,
+    ControlState,
+    ForwardedRequest,
     LiveEpoch,
-    Passed,
     Request,
-    State,
     decode,
     encode,
 )
 from ramify.overlay.control.registry import applied
-from ramify.overlay.control.revisions import Changes
+from ramify.overlay.control.revisions import PlanChanges
 from ramify.overlay.live.host.server import Server
-from ramify.overlay.live.wire.security import Control, accounts_config, new_user
+from ramify.overlay.live.wire.security import ControlRole, accounts_config, new_user
 from ramify.overlay.live.wire.store import INITIAL, Lease, Store
 from ramify.overlay.live.wire.streams import Endpoint, connect
 from ramify.overlay.live.wire.tasks import end_tasks, together
@@ -38,7 +38,7 @@ ACCOUNTS = accounts_config(new_user().public, {}, {}, {name: pair.public for nam
 
 
 def endpoint(server: Server, name: str) -> Endpoint:
-    return Endpoint(server.url, USERS[name].seed, Control(name).inbox_prefix, name)
+    return Endpoint(server.url, USERS[name].seed, ControlRole(name).inbox_prefix, name)
 
 
 class Shelf:
@@ -67,7 +67,7 @@ class Shelf:
                 if at < number <= revision:
                     value = await store.get(key)
                     assert value is not None
-                    plan = applied(plan, decode(value[0], Changes).changes)
+                    plan = applied(plan, decode(value[0], PlanChanges).changes)
             self.plans[live.epoch, revision] = plan
             return plan
 
@@ -108,18 +108,18 @@ class Obedient:
                 self.states += 1
                 while self.deaf:
                     await asyncio.sleep(0.02)
-                state = decode(change.value, State)
+                state = decode(change.value, ControlState)
                 while not await self._follows(state):
                     await asyncio.sleep(0.05)
 
-    async def _follows(self, state: State) -> bool:
+    async def _follows(self, state: ControlState) -> bool:
         try:
             await self._follow(state)
         except LiveError:
             return False
         return True
 
-    async def _follow(self, state: State) -> None:
+    async def _follow(self, state: ControlState) -> None:
         epochs = Epochs.from_json(bytes(state.epochs))
         if epochs.session(self.name) != self._lease.session:
             return
@@ -165,7 +165,7 @@ class Asker:
             # in slices: a leader that dies takes what it was asked with it
             slice_s = min(2.0, max(0.0, until_ - time.monotonic()))
             asked = msgspec.structs.replace(request, wait_s=slice_s)
-            data = encode(Passed(broker, client, asked, reason))
+            data = encode(ForwardedRequest(broker, client, asked, reason))
             try:
                 told = await self._nats.request(COORDINATE, data, timeout=slice_s + 1)
             except (nats.errors.Error, TimeoutError, OSError):

@@ -17,17 +17,17 @@ from ramify.overlay.control.records import (
     COORDINATE,
     STATE,
     Answer,
+    ControlState,
+    ForwardedRequest,
     LiveEpoch,
-    Passed,
-    State,
     decode,
     encode,
 )
-from ramify.overlay.control.revisions import Change, Changes
-from ramify.overlay.live.broker.governed import Governed, GovernedConfig
+from ramify.overlay.control.revisions import PlanChange, PlanChanges
+from ramify.overlay.live.broker.controlled import ControlledBroker, ControlledConfig
 from ramify.overlay.live.broker.plan_cache import PlanCache
 from ramify.overlay.live.host.server import Server, ServerConfig
-from ramify.overlay.live.wire.security import Control, Router, accounts_config
+from ramify.overlay.live.wire.security import ControlRole, RouterRole, accounts_config
 from ramify.overlay.live.wire.store import INITIAL, Lease, Store
 from ramify.overlay.live.wire.streams import Endpoint, connect
 from ramify.overlay.live.wire.tasks import end_tasks
@@ -44,8 +44,8 @@ class Overseer:
         self.store = store
         self.epochs = Epochs()
         self.live: list[LiveEpoch] = []
-        self.asked: list[Passed] = []
-        self.answer: Callable[[Passed], Answer] = lambda _: Answer(ok=True)
+        self.asked: list[ForwardedRequest] = []
+        self.answer: Callable[[ForwardedRequest], Answer] = lambda _: Answer(ok=True)
         self.reports: list[BrokerReport] = []
         self._saved = -1
         self._keys = itertools.count()
@@ -59,12 +59,12 @@ class Overseer:
         await self.save()
         return epoch
 
-    async def revise(self, changes: dict[int, list[Change]]) -> int:
+    async def revise(self, changes: dict[int, list[PlanChange]]) -> int:
         # all records before the decision, which others may save at any moment
         revision, keys = self.epochs.revision + 1, {}
         for epoch, made in changes.items():
             keys[epoch] = key = f"changes.c{next(self._keys)}"
-            await self.store.put(key, encode(Changes(epoch, revision, made)))
+            await self.store.put(key, encode(PlanChanges(epoch, revision, made)))
         assert self.epochs.revise() == revision
         self.live = [
             msgspec.structs.replace(live, changes=[*live.changes, (revision, keys[live.epoch])])
@@ -78,7 +78,7 @@ class Overseer:
             if self.epochs.version != self._saved:
                 self._saved = self.epochs.version
                 self.live = [live for live in self.live if live.epoch in self.epochs.live]
-                state = State(msgspec.Raw(self.epochs.to_json()), list(self.live))
+                state = ControlState(msgspec.Raw(self.epochs.to_json()), list(self.live))
                 await self.store.put(STATE, encode(state), force=True)
 
     async def watch_brokers(self) -> None:
@@ -108,7 +108,7 @@ class Overseer:
                 await asyncio.sleep(0.1)
 
     async def came(self, message: Msg) -> None:
-        passed = decode(message.data, Passed)
+        passed = decode(message.data, ForwardedRequest)
         self.asked.append(passed)
         await message.respond(encode(self.answer(passed)))
 
@@ -122,11 +122,11 @@ class Overseen:
         self.wires = Running(world.overlay, world.attachments, directory)
         self.site = self.wires.site
         names = [*world.overlay.brokers, "leader"]
-        publics = {name: self.site.ring.pair(Control(name)).public for name in names}
-        accounts = accounts_config(self.site.ring.pair(Router(".control")).public, {}, {}, publics)
+        publics = {name: self.site.ring.pair(ControlRole(name)).public for name in names}
+        accounts = accounts_config(self.site.ring.pair(RouterRole(".control")).public, {}, {}, publics)
         self.control = Server(ServerConfig(".control", directory / "control", accounts))
         self.plans = PlanCache()
-        self.brokers: dict[str, Governed] = {}
+        self.brokers: dict[str, ControlledBroker] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self._helpers: list[asyncio.Task[None]] = []
         self.leader: Overseer
@@ -147,16 +147,16 @@ class Overseen:
         await self._wire.subscribe(COORDINATE, cb=self.leader.came)
 
     def control_endpoint(self, name: str) -> Endpoint:
-        return self.site.endpoint(Control(name), self.control.url)
+        return self.site.endpoint(ControlRole(name), self.control.url)
 
-    def start_broker(self, name: str) -> Governed:
-        config = GovernedConfig(
+    def start_broker(self, name: str) -> ControlledBroker:
+        config = ControlledConfig(
             self.site.broker(name, self.wires.urls),
             self.control_endpoint(name),
             self.probability,
             look_every_s=0.3,
         )
-        made = self.brokers[name] = Governed(config, self.plans)
+        made = self.brokers[name] = ControlledBroker(config, self.plans)
         self.tasks[name] = asyncio.create_task(made.run())
         return made
 

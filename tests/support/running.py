@@ -17,8 +17,8 @@ from ramify.overlay.live.broker.broker import Broker
 from ramify.overlay.live.broker.log import OutLog
 from ramify.overlay.live.client.lane import LaneClient
 from ramify.overlay.live.host.server import Server
-from ramify.overlay.live.host.site import Site
-from ramify.overlay.live.wire.security import Client, Router
+from ramify.overlay.live.host.site import BrokerSite
+from ramify.overlay.live.wire.security import ClientRole, RouterRole
 from ramify.overlay.live.wire.streams import Sizes, api, connect
 from ramify.overlay.live.wire.tasks import end_tasks
 from ramify.overlay.routing.router import RoutingPlan
@@ -78,7 +78,7 @@ class Running:
     id)."""
 
     def __init__(self, overlay: Overlay, attachments: Mapping[str, str], directory: Path) -> None:
-        self.site = Site(overlay, directory, attachments, SMALL)
+        self.site = BrokerSite(overlay, directory, attachments, SMALL)
         self.servers: dict[str, Server] = {name: self.site.server(name) for name in overlay.brokers}
         self.nodes = {name: Node(name) for name in overlay.brokers}
         self.brokers: dict[str, Broker] = {}
@@ -116,7 +116,7 @@ class Running:
     async def client(self, name: str) -> LaneClient:
         if name not in self._clients:
             url = self.urls[self.site.clients[name]]
-            self._clients[name] = await LaneClient.connect(name, self.site.endpoint(Client(name), url))
+            self._clients[name] = await LaneClient.connect(name, self.site.endpoint(ClientRole(name), url))
         return self._clients[name]
 
     async def _read(self, name: str) -> None:
@@ -157,7 +157,7 @@ class Running:
         """Where everything stands: for reading when a test fails."""
         lines = []
         for name, url in self.urls.items():
-            own = await connect(self.site.endpoint(Router(name), url))
+            own = await connect(self.site.endpoint(RouterRole(name), url))
             log = OutLog(own)
             recovered = await log.load()
             published = (await api(own, "STREAM.INFO.IN", {}))["state"]["last_seq"]  # type: ignore[index]

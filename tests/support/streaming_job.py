@@ -16,7 +16,7 @@ from ramify.pipeline.session.session import spark_session
 from ramify.pipeline.stream.samples import live_samples
 from ramify.pipeline.stream.streaming import finish, follow
 from ramify.planning.demand.classes import Classes
-from ramify.planning.demand.tally import Counting
+from ramify.planning.demand.tally import TallySettings
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 START_US = int(START.timestamp() * 1e6)
@@ -30,8 +30,8 @@ SUBSCRIPTIONS = [Subscription(f"s{k}", f"c{k}", f"v{k % 3}", sql=sql) for k, sql
 CLASSES = Classes.collapse(SUBSCRIPTIONS, OVERLAY, SCHEMA.attributes)
 
 
-def counting(**more: Any) -> Counting:
-    return Counting.of(CLASSES, OVERLAY, ATTACHED, **more)
+def counting(**more: Any) -> TallySettings:
+    return TallySettings.of(CLASSES, OVERLAY, ATTACHED, **more)
 
 
 def random_event(rng: Random, number: int) -> Event:

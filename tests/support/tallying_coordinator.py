@@ -11,14 +11,14 @@ from ramify.cli import app, coordinator_process
 from ramify.content.matching.matcher import Matcher
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
-from ramify.planning.demand.tally import Counting, PatternTally
+from ramify.planning.demand.tally import PatternTally, TallySettings
 from ramify.planning.demand.windows import Windows
 
 
 class Tallied(coordinator_process.SampleDemand):
     """Only what counts the files is another."""
 
-    def counted(self, files: Sequence[str], classes: Classes, counting: Counting) -> Demand:
+    def counted(self, files: Sequence[str], classes: Classes, counting: TallySettings) -> Demand:
         tally, matcher = PatternTally(counting), Matcher(classes.filters)
         for file in files:
             landed_us = Path(file).stat().st_mtime_ns // 1000

@@ -34,7 +34,7 @@ from ramify.planning.plans.plan import (
     Expression,
     Holds,
     Match,
-    Not,
+    Negation,
     Plan,
     Pruning,
     Serves,
@@ -285,7 +285,7 @@ class _Drawer:
             lambda parts: (
                 st.lists(parts, max_size=3).map(lambda given: All(tuple(given)))
                 | st.lists(parts, max_size=3).map(lambda given: Some(tuple(given)))
-                | parts.map(Not)
+                | parts.map(Negation)
             ),
             max_leaves=5,
         )

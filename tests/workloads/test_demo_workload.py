@@ -15,10 +15,10 @@ from ramify.planning.demand.tally import tally
 from ramify.planning.plans.problem import Problem
 from ramify.planning.pricing.price import price
 from ramify.planning.schemes.catalog import make_plan
-from ramify.workloads.demo import TYPES, DemoParams, generate
+from ramify.workloads.demo import TYPES, DemoModel, generate
 
 OVERLAY = cloud_regions()
-WORKLOAD = generate(OVERLAY, DemoParams(), 1)
+WORKLOAD = generate(OVERLAY, DemoModel(), 1)
 
 
 def test_all_three_spellings_are_there() -> None:
@@ -50,7 +50,7 @@ def test_every_kind_of_subscription_gets_events() -> None:
 
 def test_traffic_is_local() -> None:
     assert WORKLOAD.report["events_about_own_region"] == pytest.approx(0.85, abs=0.02)
-    elsewhere = generate(OVERLAY, DemoParams(locality=0), 1)
+    elsewhere = generate(OVERLAY, DemoModel(locality=0), 1)
     assert elsewhere.report["events_about_own_region"] == 0
 
 
@@ -78,7 +78,7 @@ def test_absent_attributes_are_absent_where_they_make_no_sense() -> None:
 def test_names_with_quotes_make_filters_that_parse() -> None:
     names = ["it's", 'the "other"', "back\\slash"]
     overlay = Overlay.build("odd", names, [Link.symmetric(a, b) for a, b in pairwise(names)])
-    workload = generate(overlay, DemoParams(subscriptions=78, events=500), 3)
+    workload = generate(overlay, DemoModel(subscriptions=78, events=500), 3)
     events = [event.attributes for event in batch_to_events(workload.events(0, 500))]
     for row in workload.subscriptions:
         if row.id.startswith("sales-"):
@@ -87,7 +87,7 @@ def test_names_with_quotes_make_filters_that_parse() -> None:
             parse_pattern(row.pattern)
 
 
-NIGHT = generate(OVERLAY, DemoParams(stand_ins=8), 1)
+NIGHT = generate(OVERLAY, DemoModel(stand_ins=8), 1)
 
 
 def test_at_night_the_quietest_regions_publish_what_all_did() -> None:
@@ -98,7 +98,7 @@ def test_at_night_the_quietest_regions_publish_what_all_did() -> None:
     quiet = np.argsort(-WORKLOAD.arrays["traffic"], kind="stable")[-8:]
     at = {NIGHT.attachments[str(name)] for name in night.column("publisher").to_pylist()}
     assert at == {OVERLAY.brokers[i] for i in quiet}
-    everybody = generate(OVERLAY, DemoParams(stand_ins=1_000), 1)
+    everybody = generate(OVERLAY, DemoModel(stand_ins=1_000), 1)
     assert len(set(everybody.events(0, 5_000).column("publisher").to_pylist())) > 40
 
 
@@ -117,4 +117,4 @@ def test_the_night_makes_a_plan_for_the_day_worse_than_one_for_itself() -> None:
 
 
 def test_the_number_of_subscriptions_is_a_parameter() -> None:
-    assert len(generate(ring(5), DemoParams(subscriptions=7, events=10), 1).subscriptions) == 7
+    assert len(generate(ring(5), DemoModel(subscriptions=7, events=10), 1).subscriptions) == 7

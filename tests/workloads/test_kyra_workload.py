@@ -8,7 +8,7 @@ from ramify.errors import InputError
 from ramify.network.graphs.distances import all_pairs
 from ramify.network.graphs.generators import euclidean_mesh, random_overlay, ring
 from ramify.network.graphs.overlay import Overlay
-from ramify.workloads.kyra import DISTRIBUTIONS, KyraParams, generate, scaled_to
+from ramify.workloads.kyra import DISTRIBUTIONS, KyraModel, generate, scaled_to
 from ramify.workloads.workload import Workload
 
 OVERLAY = random_overlay(200, 1)
@@ -16,7 +16,7 @@ OVERLAY = random_overlay(200, 1)
 
 def wanted(workload: Workload, overlay: Overlay) -> np.ndarray:
     """bool[broker, value], from the text of the subscriptions alone."""
-    assert isinstance(workload.params, KyraParams)
+    assert isinstance(workload.params, KyraModel)
     matrix = np.zeros((len(overlay), workload.params.values), dtype=bool)
     for row in workload.subscriptions:
         assert row.sql is not None
@@ -41,7 +41,7 @@ def cut_to_mean(shape: np.ndarray, target: float) -> np.ndarray:
 def test_the_asked_share_of_brokers_wants_a_random_event(
     distribution: str, interest_percent: float, tolerance: float, per: str
 ) -> None:
-    params = KyraParams(distribution=distribution, interest_percent=interest_percent, per=per)
+    params = KyraModel(distribution=distribution, interest_percent=interest_percent, per=per)
     workload = generate(OVERLAY, params, 2)
     value = workload.events(0, 10_000).column("value").to_numpy()
     found = wanted(workload, OVERLAY)[:, value].mean() * 100
@@ -53,20 +53,20 @@ def test_the_asked_share_of_brokers_wants_a_random_event(
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_interest_is_right_on_average_where_single_workloads_vary(distribution: str) -> None:
-    params = KyraParams(distribution=distribution, interest_percent=1, events=10)
+    params = KyraModel(distribution=distribution, interest_percent=1, events=10)
     found = [generate(OVERLAY, params, seed).report["interest_percent"] for seed in range(40)]
     assert np.mean(found) == pytest.approx(1, abs=0.05)  # four deviations of the mean of 40
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_interest_of_a_hundred_percent_is_everything(distribution: str) -> None:
-    workload = generate(OVERLAY, KyraParams(distribution=distribution, interest_percent=100), 2)
+    workload = generate(OVERLAY, KyraModel(distribution=distribution, interest_percent=100), 2)
     assert workload.report["interest_percent"] == pytest.approx(100)
     assert workload.report["interest_percent_of_sample"] == 100
 
 
 def test_zipf_popularity_falls_as_one_over_rank_below_the_cut() -> None:
-    popularity = generate(OVERLAY, KyraParams(interest_percent=10), 3).arrays["popularity"]
+    popularity = generate(OVERLAY, KyraModel(interest_percent=10), 3).arrays["popularity"]
     tail = popularity[popularity < 1]
     rank = np.arange(1, 1_001)[popularity < 1]
     assert np.allclose(tail * rank, tail[0] * rank[0])
@@ -75,7 +75,7 @@ def test_zipf_popularity_falls_as_one_over_rank_below_the_cut() -> None:
 
 def test_shuffled_zipf_has_the_same_popularities_elsewhere() -> None:
     sorted_, shuffled = (
-        generate(OVERLAY, KyraParams(zipf_order=order), 3).arrays["popularity"]
+        generate(OVERLAY, KyraModel(zipf_order=order), 3).arrays["popularity"]
         for order in ("sorted", "shuffled")
     )
     assert not np.allclose(sorted_, shuffled)
@@ -83,14 +83,14 @@ def test_shuffled_zipf_has_the_same_popularities_elsewhere() -> None:
 
 
 def test_multimodal_popularity_and_volume_go_together() -> None:
-    arrays = generate(OVERLAY, KyraParams(distribution="multimodal", interest_percent=1), 3).arrays
+    arrays = generate(OVERLAY, KyraModel(distribution="multimodal", interest_percent=1), 3).arrays
     assert np.corrcoef(arrays["popularity"], arrays["volume"])[0, 1] == pytest.approx(1)
     assert arrays["volume"].sum() == pytest.approx(1)
     assert arrays["volume"].max() > 2 * arrays["volume"].min()
 
 
 def test_events_follow_the_volume() -> None:
-    params = KyraParams(distribution="multimodal", values=50, events=100_000)
+    params = KyraModel(distribution="multimodal", values=50, events=100_000)
     workload = generate(OVERLAY, params, 4)
     value = workload.events(0, 100_000).column("value").to_numpy()
     share = np.bincount(value, minlength=50) / len(value)
@@ -101,7 +101,7 @@ def test_events_follow_the_volume() -> None:
 @pytest.mark.parametrize("gamma", [1.0, 2.0])
 def test_regional_interest_falls_with_distance_from_the_home(distance: str, gamma: float) -> None:
     overlay = euclidean_mesh(40, 6) if distance == "latency" else ring(40)
-    params = KyraParams(
+    params = KyraModel(
         distribution="regional",
         distance=distance,
         gamma=gamma,
@@ -121,7 +121,7 @@ def test_regional_interest_falls_with_distance_from_the_home(distance: str, gamm
 
 
 def test_regional_values_are_published_by_their_home_alone() -> None:
-    workload = generate(OVERLAY, KyraParams(distribution="regional"), 5)
+    workload = generate(OVERLAY, KyraModel(distribution="regional"), 5)
     batch = workload.events(0, 10_000)
     home = workload.arrays["home"][batch.column("value").to_numpy()]
     assert batch.column("publisher").to_pylist() == [f"pub-{OVERLAY.brokers[b]}" for b in home]
@@ -129,14 +129,14 @@ def test_regional_values_are_published_by_their_home_alone() -> None:
 
 
 def test_weights_are_drawn_evenly() -> None:
-    weight = generate(OVERLAY, KyraParams(), 5).arrays["weight"]
+    weight = generate(OVERLAY, KyraModel(), 5).arrays["weight"]
     assert weight.min() >= 0
     assert weight.max() < 1
     assert weight.mean() == pytest.approx(0.5, abs=0.04)
 
 
 def test_ranges_are_as_long_as_asked() -> None:
-    params = KyraParams(distribution="uniform", interest_percent=1, range_values=20)
+    params = KyraModel(distribution="uniform", interest_percent=1, range_values=20)
     workload = generate(OVERLAY, params, 7)
     width = wanted(workload, OVERLAY).sum() / len(workload.subscriptions)
     assert 15 < width < 22  # cut at the ends of the space, and now and then two in a row
@@ -171,4 +171,4 @@ def test_scaling_agrees_with_bisection(shape: np.ndarray, target: float) -> None
 
 def test_regional_needs_a_value_per_broker() -> None:
     with pytest.raises(InputError, match="from 200 to 100,000"):
-        generate(OVERLAY, KyraParams(distribution="regional", values=100), 1)
+        generate(OVERLAY, KyraModel(distribution="regional", values=100), 1)

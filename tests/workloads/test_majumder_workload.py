@@ -9,7 +9,7 @@ from ramify.errors import InputError
 from ramify.network.graphs.distances import all_pairs
 from ramify.network.graphs.generators import line, random_overlay, ring, star
 from ramify.network.graphs.transit_stub import majumder as majumder_overlay
-from ramify.workloads.majumder import MajumderParams, generate
+from ramify.workloads.majumder import MajumderModel, generate
 from ramify.workloads.nearness import closest_brokers, neighbourhood_size
 
 
@@ -23,7 +23,7 @@ def test_subscribers_are_within_the_closest_x_percent_of_the_root(
     brokers: int, x_percent: float, seed: int
 ) -> None:
     overlay = random_overlay(brokers, seed)
-    params = MajumderParams(keywords=50, x_percent=x_percent, events=10)
+    params = MajumderModel(keywords=50, x_percent=x_percent, events=10)
     workload = generate(overlay, params, seed)
     hops = all_pairs(overlay).distance.astype(int)
     size = neighbourhood_size(brokers, x_percent)
@@ -49,7 +49,7 @@ def test_ties_go_to_the_broker_listed_first() -> None:
 
 
 def test_the_paper_s_averages_next_to_ours() -> None:
-    workload = generate(majumder_overlay(500, 1), MajumderParams(), 1)
+    workload = generate(majumder_overlay(500, 1), MajumderModel(), 1)
     report = workload.report
     assert report["subscribers_per_keyword"] == report["subscribers_per_keyword_paper"] == 10
     assert report["keywords"] == report["keywords_paper"] == 1_000
@@ -60,7 +60,7 @@ def test_the_paper_s_averages_next_to_ours() -> None:
 
 
 def test_one_keyword_per_document_is_as_close_to_the_paper_s_five_as_it_gets() -> None:
-    params = MajumderParams(document_keywords_low=1, document_keywords_high=1)
+    params = MajumderModel(document_keywords_low=1, document_keywords_high=1)
     report = generate(ring(100), params, 1).report
     assert report["documents_per_keyword"] == 10
 
@@ -70,7 +70,7 @@ def test_localised_keywords_are_closer_together_than_uniform_ones() -> None:
     hops = all_pairs(overlay).distance.astype(float)
 
     def spread(x_percent: float) -> float:
-        members = generate(overlay, MajumderParams(x_percent=x_percent, events=10), 2).arrays[
+        members = generate(overlay, MajumderModel(x_percent=x_percent, events=10), 2).arrays[
             "keyword_brokers"
         ]
         return float(np.mean([hops[np.ix_(row, row)].mean() for row in members]))
@@ -82,7 +82,7 @@ def test_localised_keywords_are_closer_together_than_uniform_ones() -> None:
 def test_both_readings_of_a_subscription_say_the_same(x_percent: float) -> None:
     overlay = random_overlay(80, 3)
     whole, single = (
-        generate(overlay, MajumderParams(keywords=120, x_percent=x_percent, per=per, events=200), 3)
+        generate(overlay, MajumderModel(keywords=120, x_percent=x_percent, per=per, events=200), 3)
         for per in ("broker", "broker_keyword")
     )
     assert whole.events(0, 200).equals(single.events(0, 200))
@@ -97,7 +97,7 @@ def test_both_readings_of_a_subscription_say_the_same(x_percent: float) -> None:
 
 def test_every_document_reaches_someone_and_takes_its_keywords_from_nearby_subscribers() -> None:
     overlay = random_overlay(60, 4)
-    workload = generate(overlay, MajumderParams(keywords=200, events=300), 4)
+    workload = generate(overlay, MajumderModel(keywords=200, events=300), 4)
     filters = [parse_keywords(row.keywords) for row in workload.subscriptions if row.keywords]
     for event in batch_to_events(workload.events(0, 100)):
         assert 1 <= len(event.attributes["keywords"]) <= 3  # type: ignore[arg-type]
@@ -105,7 +105,7 @@ def test_every_document_reaches_someone_and_takes_its_keywords_from_nearby_subsc
 
 
 def test_publishers_are_drawn_from_all_brokers_evenly() -> None:
-    workload = generate(ring(20), MajumderParams(keywords=50, events=20_000), 6)
+    workload = generate(ring(20), MajumderModel(keywords=50, events=20_000), 6)
     publisher = workload.events(0, 20_000).column("publisher").to_pylist()
     counts = np.unique(publisher, return_counts=True)[1]
     assert len(counts) == 20
@@ -115,4 +115,4 @@ def test_publishers_are_drawn_from_all_brokers_evenly() -> None:
 
 def test_a_range_of_keywords_must_not_be_empty() -> None:
     with pytest.raises(InputError, match="Allowed: 5 or more"):
-        MajumderParams(document_keywords_low=5, document_keywords_high=4)
+        MajumderModel(document_keywords_low=5, document_keywords_high=4)

@@ -7,7 +7,7 @@ from ramify.errors import InputError
 from ramify.network.graphs.generators import ring
 from ramify.network.graphs.transit_stub import matchmaker as matchmaker_overlay
 from ramify.workloads.matchmaker import (
-    MatchmakerParams,
+    MatchmakerModel,
     bounded_pareto_counts,
     bounded_pareto_mean,
     generate,
@@ -20,7 +20,7 @@ OVERLAY = matchmaker_overlay(1)
     ("k", "p", "alpha"), [(1, 100, 1.0), (1, 100, 2.0), (3, 50, 0.5), (2, 10, 1.5), (4, 4, 1.0)]
 )
 def test_counts_follow_the_bounded_pareto_distribution(k: int, p: int, alpha: float) -> None:
-    params = MatchmakerParams(pareto_k=k, pareto_p=p, pareto_alpha=alpha)
+    params = MatchmakerModel(pareto_k=k, pareto_p=p, pareto_alpha=alpha)
     drawn = bounded_pareto_counts(params, 200_000, np.random.default_rng(1))
     assert k <= drawn.min()
     assert drawn.max() <= p
@@ -34,14 +34,14 @@ def test_counts_follow_the_bounded_pareto_distribution(k: int, p: int, alpha: fl
 
 
 def test_the_mean_of_the_paper_s_distribution() -> None:
-    assert bounded_pareto_mean(MatchmakerParams()) == pytest.approx(100 / 99 * np.log(100))
-    near_one = MatchmakerParams(pareto_alpha=1.000001)
+    assert bounded_pareto_mean(MatchmakerModel()) == pytest.approx(100 / 99 * np.log(100))
+    near_one = MatchmakerModel(pareto_alpha=1.000001)
     assert bounded_pareto_mean(near_one) == pytest.approx(100 / 99 * np.log(100), rel=1e-4)
-    assert bounded_pareto_mean(MatchmakerParams(pareto_k=7, pareto_p=7)) == 7
+    assert bounded_pareto_mean(MatchmakerModel(pareto_k=7, pareto_p=7)) == 7
 
 
 def test_f_and_g_count_the_advertisements_and_subscriptions() -> None:
-    workload = generate(OVERLAY, MatchmakerParams(publishers=20, subscribers=30, events=100), 2)
+    workload = generate(OVERLAY, MatchmakerModel(publishers=20, subscribers=30, events=100), 2)
     for rows, counts, role in (
         (workload.advertisements, workload.arrays["f"], "pub"),
         (workload.subscriptions, workload.arrays["g"], "sub"),
@@ -52,7 +52,7 @@ def test_f_and_g_count_the_advertisements_and_subscriptions() -> None:
 
 
 def test_clients_sit_at_stub_brokers_one_of_a_kind_at_most_per_broker() -> None:
-    workload = generate(OVERLAY, MatchmakerParams(publishers=50, subscribers=50, events=100), 3)
+    workload = generate(OVERLAY, MatchmakerModel(publishers=50, subscribers=50, events=100), 3)
     both = set()
     for role in ("publisher_broker", "subscriber_broker"):
         brokers = workload.arrays[role].tolist()
@@ -63,7 +63,7 @@ def test_clients_sit_at_stub_brokers_one_of_a_kind_at_most_per_broker() -> None:
 
 
 def test_events_stay_within_an_advertisement_of_their_publisher() -> None:
-    workload = generate(OVERLAY, MatchmakerParams(events=300), 4)
+    workload = generate(OVERLAY, MatchmakerModel(events=300), 4)
     announced: dict[str, list[object]] = {}
     filters = {row.id: parse_sql(row.sql) for row in workload.advertisements}
     for row in workload.advertisements:
@@ -74,7 +74,7 @@ def test_events_stay_within_an_advertisement_of_their_publisher() -> None:
 
 
 def test_the_report_counts_what_the_filters_say() -> None:
-    workload = generate(OVERLAY, MatchmakerParams(events=200), 5)
+    workload = generate(OVERLAY, MatchmakerModel(events=200), 5)
     filters = [parse_sql(row.sql or "") for row in workload.subscriptions]
     events = batch_to_events(workload.events(0, 200))
     matched = np.array([[wanted.holds(event.attributes) for wanted in filters] for event in events])
@@ -84,12 +84,12 @@ def test_the_report_counts_what_the_filters_say() -> None:
 
 
 def test_an_overlay_without_roles_has_stubs_only() -> None:
-    assert generate(ring(12), MatchmakerParams(events=10), 1).report["publishers"] == 10
+    assert generate(ring(12), MatchmakerModel(events=10), 1).report["publishers"] == 10
 
 
 def test_more_publishers_than_brokers_are_refused() -> None:
     with pytest.raises(InputError, match="from 1 to 9"):
-        generate(ring(9), MatchmakerParams(), 1)
+        generate(ring(9), MatchmakerModel(), 1)
 
 
 @pytest.mark.parametrize(
@@ -97,4 +97,4 @@ def test_more_publishers_than_brokers_are_refused() -> None:
 )
 def test_a_range_must_not_be_empty(given: dict[str, float]) -> None:
     with pytest.raises(InputError, match="or more"):
-        MatchmakerParams(**given)  # type: ignore[arg-type]
+        MatchmakerModel(**given)  # type: ignore[arg-type]

@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 from ramify.errors import InputError
 from ramify.network.graphs.generators import ring
 from ramify.workloads.catalog import WORKLOADS, workload_from
-from ramify.workloads.kyra import KyraParams
-from ramify.workloads.majumder import MajumderParams
+from ramify.workloads.kyra import KyraModel
+from ramify.workloads.majumder import MajumderModel
 from ramify.workloads.parameters import describe
-from ramify.workloads.semcast import SemcastParams
+from ramify.workloads.semcast import SemcastModel
 
 OVERLAY = ring(20)
 
@@ -16,14 +16,14 @@ OVERLAY = ring(20)
 @pytest.mark.parametrize(
     ("spec", "params"),
     [
-        ("majumder", MajumderParams()),
-        ("majumder:x=2", MajumderParams(x_percent=2)),
-        ("majumder:localized2", MajumderParams(x_percent=15)),
+        ("majumder", MajumderModel()),
+        ("majumder:x=2", MajumderModel(x_percent=2)),
+        ("majumder:localized2", MajumderModel(x_percent=15)),
         ("majumder:uniform:documents=50,per=broker_keyword", None),
-        ("kyra:zipf:interest=10", KyraParams(interest_percent=10)),
+        ("kyra:zipf:interest=10", KyraModel(interest_percent=10)),
         (
             " kyra : regional , interest_percent = 50 ",
-            KyraParams(distribution="regional", interest_percent=50),
+            KyraModel(distribution="regional", interest_percent=50),
         ),
         ("semcast:disjoint:selectivity=4,clients=40", None),
     ],
@@ -37,7 +37,7 @@ def test_a_spec_is_a_name_presets_and_parameters(spec: str, params: object) -> N
 
 def test_a_later_setting_wins() -> None:
     workload = workload_from("majumder:localized2:x=30", OVERLAY, 1)
-    assert workload.params == MajumderParams(x_percent=30)
+    assert workload.params == MajumderModel(x_percent=30)
 
 
 def test_presets_and_short_names_set_parameters_that_exist() -> None:
@@ -83,7 +83,7 @@ def test_a_wrong_spec_is_refused_with_what_is_allowed(spec: str, said: str) -> N
 @given(value=st.one_of(st.floats(max_value=0), st.floats(min_value=100.001), st.booleans(), st.text()))
 def test_parameters_given_in_code_are_checked_as_well(value: object) -> None:
     with pytest.raises(InputError, match="Allowed"):
-        MajumderParams(x_percent=value)  # type: ignore[arg-type]
+        MajumderModel(x_percent=value)  # type: ignore[arg-type]
 
 
 @given(st.text(alphabet="demokyra:=,x0123456789. ", max_size=40))
@@ -97,7 +97,7 @@ def test_no_spec_ends_in_another_error(spec: str) -> None:
 
 
 def test_parameters_are_described_with_default_and_range() -> None:
-    described = {parameter.name: parameter for parameter in describe(SemcastParams)}
+    described = {parameter.name: parameter for parameter in describe(SemcastModel)}
     assert described["gateway_percent"].default == 20
     assert described["gateway_percent"].allowed == "a number above 0 to 100"
-    assert SemcastParams().as_mapping()["selectivity_factor"] == 2
+    assert SemcastModel().as_mapping()["selectivity_factor"] == 2

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 
 from ramify.network.graphs.generators import euclidean_mesh, ring
-from ramify.workloads.zhao_wu import Quadratics, ZhaoWuParams, generate
+from ramify.workloads.zhao_wu import Quadratics, ZhaoWuModel, generate
 
 OVERLAY = euclidean_mesh(10, 1)
 COEFFICIENT = st.one_of(st.just(0.0), st.floats(-5, 5).filter(lambda x: abs(x) > 1e-6))
@@ -37,7 +37,7 @@ def test_integrals_of_the_positive_part_are_exact(
 
 
 def test_rates_in_are_what_all_others_send_into_the_interval() -> None:
-    workload = generate(OVERLAY, ZhaoWuParams(users=40, events=100), 2)
+    workload = generate(OVERLAY, ZhaoWuModel(users=40, events=100), 2)
     coefficient, interval = workload.arrays["coefficient"], workload.arrays["interval"]
     for user in range(40):
         heard = sum(
@@ -50,7 +50,7 @@ def test_rates_in_are_what_all_others_send_into_the_interval() -> None:
 
 
 def test_histograms_add_up_and_subscriptions_cover_their_interval() -> None:
-    workload = generate(OVERLAY, ZhaoWuParams(users=300, sub_channels=16, events=100), 3)
+    workload = generate(OVERLAY, ZhaoWuModel(users=300, sub_channels=16, events=100), 3)
     arrays = workload.arrays
     assert arrays["rate_by_channel"].shape == arrays["subscribed"].shape == (300, 16)
     assert np.allclose(arrays["rate_by_channel"].sum(axis=1), arrays["rate_out"])
@@ -60,7 +60,7 @@ def test_histograms_add_up_and_subscriptions_cover_their_interval() -> None:
 
 
 def test_events_follow_the_generating_functions() -> None:
-    workload = generate(OVERLAY, ZhaoWuParams(users=5, sub_channels=8, events=200_000), 4)
+    workload = generate(OVERLAY, ZhaoWuModel(users=5, sub_channels=8, events=200_000), 4)
     batch = workload.events(0, 200_000)
     user = np.array([int(name.rsplit("-")[-1]) for name in batch.column("publisher").to_pylist()])
     channel = np.minimum((batch.column("value").to_numpy() * 8).astype(int), 7)
@@ -71,7 +71,7 @@ def test_events_follow_the_generating_functions() -> None:
 
 
 def test_filters_hold_the_interval_of_the_arrays() -> None:
-    workload = generate(OVERLAY, ZhaoWuParams(users=100, events=10), 5)
+    workload = generate(OVERLAY, ZhaoWuModel(users=100, events=10), 5)
     for row, (low, high) in zip(workload.subscriptions, workload.arrays["interval"].tolist(), strict=True):
         assert row.sql is not None
         words = row.sql.split()
@@ -81,7 +81,7 @@ def test_filters_hold_the_interval_of_the_arrays() -> None:
 @pytest.mark.parametrize("access", ["metric", "random"])
 @pytest.mark.parametrize("ratio", [0.1, 1.0, 8.0])
 def test_prices_have_the_asked_ratio_and_capacity_is_twice_the_demand(access: str, ratio: float) -> None:
-    params = ZhaoWuParams(users=500, access=access, access_to_core_ratio=ratio, events=10)
+    params = ZhaoWuModel(users=500, access=access, access_to_core_ratio=ratio, events=10)
     workload = generate(OVERLAY, params, 6)
     report, arrays = workload.report, workload.arrays
     assert report["mean_access_price"] / report["mean_core_price"] == pytest.approx(ratio)
@@ -93,7 +93,7 @@ def test_prices_have_the_asked_ratio_and_capacity_is_twice_the_demand(access: st
 
 
 def test_metric_prices_obey_the_triangle_inequality() -> None:
-    workload = generate(OVERLAY, ZhaoWuParams(users=50, events=10), 7)
+    workload = generate(OVERLAY, ZhaoWuModel(users=50, events=10), 7)
     core = workload.arrays["core_price"]
     access = workload.arrays["access_price"]
     assert (core[:, None, :] <= core[:, :, None] + core[None] + 1e-12).all()
@@ -104,12 +104,12 @@ def test_metric_prices_obey_the_triangle_inequality() -> None:
 
 
 def test_overlays_without_prices_give_access_a_scale_of_its_own() -> None:
-    workload = generate(ring(1), ZhaoWuParams(users=10, events=10), 1)
+    workload = generate(ring(1), ZhaoWuModel(users=10, events=10), 1)
     assert workload.report["mean_access_price"] == pytest.approx(1)
 
 
 def test_attachments_are_the_random_baseline() -> None:
-    workload = generate(OVERLAY, ZhaoWuParams(users=2_000, events=10), 8)
+    workload = generate(OVERLAY, ZhaoWuModel(users=2_000, events=10), 8)
     counts = np.bincount(workload.arrays["attachment"], minlength=10)
     assert counts.min() > 140  # 200 expected, deviation 13
     names = [OVERLAY.brokers[b] for b in workload.arrays["attachment"]]

@@ -26,19 +26,19 @@ from ramify.overlay.live.wire.tasks import end_tasks
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.decay import checked_half_life
 from ramify.planning.demand.demand import Demand
-from ramify.planning.demand.tally import Counting
+from ramify.planning.demand.tally import TallySettings
 from ramify.planning.plans.plan import Plan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Coordinating", "SampleDemand", "run_coordinator"]
+__all__ = ["CoordinatorOptions", "SampleDemand", "run_coordinator"]
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Coordinating:
+class CoordinatorOptions:
     """What `ramify coordinator` was asked for."""
 
     name: str
@@ -98,14 +98,14 @@ class SampleDemand:
             return None
         attached = {**read_publishers(self._directory), **plan.attachments}
         how = {"grid": grid_of(plan, self._specs), "half_life_s": self._half_life_s}
-        counting = Counting.of(plan.classes, plan.overlay, attached, **how)
+        counting = TallySettings.of(plan.classes, plan.overlay, attached, **how)
         demand = self.counted(files, plan.classes, counting)
         strange = sum(demand.unknown.values())
         if strange:
             _log.warning("%d sampled events come from publishers whose broker is not known", strange)
         return demand if demand.events else None
 
-    def counted(self, files: Sequence[str], classes: Classes, counting: Counting) -> Demand:
+    def counted(self, files: Sequence[str], classes: Classes, counting: TallySettings) -> Demand:
         """The demand of some files, by one pass."""
         from ramify.pipeline.passes.files import Files
         from ramify.pipeline.passes.passes import reckoned
@@ -130,13 +130,13 @@ class SampleDemand:
         self._open.close()
 
 
-def run_coordinator(asked: Coordinating) -> None:
+def run_coordinator(asked: CoordinatorOptions) -> None:
     """Run until a signal."""
     log_to_stderr()
     asyncio.run(_run(asked))
 
 
-async def _run(asked: Coordinating) -> None:
+async def _run(asked: CoordinatorOptions) -> None:
     source: SampleDemand | None = None
     replanner: Replanner | None = None
     if asked.samples is not None and asked.replan_every_s > 0:

@@ -33,13 +33,13 @@ from ramify.errors import InputError, LiveError
 from ramify.network.graphs.overlay import Overlay
 from ramify.network.graphs.specs import overlay_from
 from ramify.overlay.control.frames import encode_events
-from ramify.overlay.control.intake import ARROW_TYPE, Published, take_in
+from ramify.overlay.control.intake import ARROW_TYPE, ClientMessage, take_in
 from ramify.overlay.control.records import LinkCount, Status
 from ramify.overlay.live.client.lane import LaneClient
 from ramify.overlay.live.host.directory import Directory
 from ramify.overlay.live.host.machine import Machine, MachineConfig
 from ramify.overlay.live.host.overview import Overview, look
-from ramify.overlay.live.wire.security import Client
+from ramify.overlay.live.wire.security import ClientRole
 from ramify.overlay.live.wire.store import Store
 from ramify.overlay.live.wire.streams import Endpoint
 from ramify.overlay.live.wire.tasks import end_tasks
@@ -263,7 +263,7 @@ class _Story:
     async def _connect(self, machine: Machine) -> list[asyncio.Task[None]]:
         ring, urls = self._directory.ring, machine.urls
         for name, broker in self._attached.items():
-            role = Client(name)
+            role = ClientRole(name)
             endpoint = Endpoint(urls[broker], ring.pair(role).seed, role.inbox_prefix, f"client {name}")
             self._clients[name] = await LaneClient.connect(name, endpoint)
         readers = sorted({row.client for members in self._classes.members for row in members})
@@ -459,7 +459,7 @@ def _with_bodies(publisher: str, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _taken(publisher: str, batch: pa.RecordBatch) -> pa.RecordBatch:
     """The events as a broker takes them in."""
-    taken, rejected = take_in([Published(publisher, encode_events(batch), ARROW_TYPE, None, 0)])
+    taken, rejected = take_in([ClientMessage(publisher, encode_events(batch), ARROW_TYPE, None, 0)])
     if taken is None or rejected:
         raise LiveError(f"events of the workload cannot be published: {rejected[:1]}")
     return taken

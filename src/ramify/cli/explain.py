@@ -15,21 +15,21 @@ from ramify.content.events.events import Event, EventSchema, batch_to_events, ev
 from ramify.content.events.flatten import TimeUnit
 from ramify.content.filters.expressions import explain
 from ramify.errors import InputError
-from ramify.overlay.routing.headers import Kind
-from ramify.overlay.routing.simulator import Simulator, Step
+from ramify.overlay.routing.headers import HeaderKind
+from ramify.overlay.routing.simulator import Crossing, Simulator
 from ramify.planning.plans.files import read_plan
 from ramify.planning.plans.plan import Plan
 
-__all__ = ["Told", "told_row"]
+__all__ = ["EventJourney", "told_row"]
 
 _MATCHES_SHOWN = 3
 _WAYS = {
-    Kind.TREE: "",
-    Kind.LEG: "leg to",
-    Kind.NOTE: "notification",
-    Kind.CARRIED: "header tree,",
-    Kind.LIST: "header list,",
-    Kind.COPY: "copy,",
+    HeaderKind.TREE: "",
+    HeaderKind.LEG: "leg to",
+    HeaderKind.NOTE: "notification",
+    HeaderKind.CARRIED: "header tree,",
+    HeaderKind.LIST: "header list,",
+    HeaderKind.COPY: "copy,",
 }
 
 
@@ -54,14 +54,14 @@ def explain_event(
 
 
 @dataclass(slots=True)
-class Told:
+class EventJourney:
     """What a plan does with one event."""
 
     plan: Plan
     event: Event
     origin: int
     classes: tuple[int, ...]
-    steps: list[Step]
+    steps: list[Crossing]
     arrival_ms: dict[int, float]
 
     def show(self) -> None:
@@ -144,21 +144,21 @@ class Told:
             )
         return rows
 
-    def _channels(self, step: Step) -> str:
+    def _channels(self, step: Crossing) -> str:
         return ", ".join(self.plan.channels[c].name for c in step.header.channels)
 
     def _cost(self) -> float:
         return float(sum(row["cost"] for row in self._links()))
 
 
-def _told(made: Plan, event: Event, at: str | None) -> Told:
+def _told(made: Plan, event: Event, at: str | None) -> EventJourney:
     known = {path: value for path, value in event.attributes.items() if path in made.classes.schema}
     # No filter of the plan asks for an attribute that its schema has not.
     batch = events_to_batch([replace(event, attributes=known)], EventSchema(dict(made.classes.schema)))
     return told_row(made, batch, 0, at)
 
 
-def told_row(made: Plan, batch: pa.RecordBatch, row: int, at: str | None = None) -> Told:
+def told_row(made: Plan, batch: pa.RecordBatch, row: int, at: str | None = None) -> EventJourney:
     """What a plan does with one row of a batch, published at a broker or by the event's publisher."""
     one = batch.slice(row, 1)
     (event,) = batch_to_events(one)
@@ -169,4 +169,4 @@ def told_row(made: Plan, batch: pa.RecordBatch, row: int, at: str | None = None)
     cell, classes = simulator.pattern_of(one)
     steps = simulator.publish(origin, cell, classes, event=event.id, size=event.size_bytes)
     arrival = {k: ms for (_, k), ms in simulator.result.class_ms.items()}
-    return Told(made, event, origin, classes, steps, arrival)
+    return EventJourney(made, event, origin, classes, steps, arrival)

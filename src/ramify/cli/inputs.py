@@ -12,7 +12,7 @@ import pyarrow as pa
 import typer
 
 from ramify.cli.console import REJECTED_SHOWN, SOME_BAD_ROWS, err, fail
-from ramify.content.events.events import Decoded, Event, EventSchema, Rejected, batch_to_events
+from ramify.content.events.events import DecodedBatch, Event, EventSchema, RejectedRecord, batch_to_events
 from ramify.content.events.flatten import FieldMapping, TimeUnit, decode_records
 from ramify.content.filters.subscriptions import Subscriptions
 from ramify.errors import InputError
@@ -52,13 +52,13 @@ class EventLog:
     `schema` is that of the first batch, which is looked at right away: filters are checked against it.
     """
 
-    def __init__(self, decoded: Iterator[Decoded]) -> None:
+    def __init__(self, decoded: Iterator[DecodedBatch]) -> None:
         first = next(decoded)
         self.schema = dict(EventSchema.of_batch(first.batch).attributes)
         self._decoded = chain([first], decoded)
         self.good = 0
         self.rejected_count = 0
-        self.rejected: list[Rejected] = []
+        self.rejected: list[RejectedRecord] = []
         self.unaddressable: Counter[str] = Counter()
 
     def batches(self) -> Iterator[pa.RecordBatch]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ramify.pipeline.passes.files import Files
-    from ramify.pipeline.passes.passes import Reckoned, Totals
+    from ramify.pipeline.passes.passes import PassResult, Totals
     from ramify.pipeline.passes.sources import Source
 
 __all__ = [
@@ -38,9 +38,9 @@ __all__ = [
     "EventsOption",
     "KeepOption",
     "Log",
+    "LogReport",
     "LogRequest",
     "OverlayOption",
-    "Reading",
     "SchemaOption",
     "SparkOption",
     "SubscriptionsOption",
@@ -171,13 +171,13 @@ class LogRequest:
 
 def generated_log(made: Workload, overlay: Overlay) -> Log:
     """The events of a built-in workload, drawn where they are counted."""
-    from ramify.pipeline.passes.generated import Generated
+    from ramify.pipeline.passes.generated import GeneratedEvents
 
     said: dict[int, list[Filter]] = {}
     for row in made.advertisements:
         said.setdefault(overlay.index[row.broker], []).append(parse_sql(row.sql, made.schema.attributes))
     classes = Classes.collapse(made.subscriptions, overlay, made.schema.attributes)
-    return Log(Generated.of(made), classes, made.attachments, made.publishers, said or None)
+    return Log(GeneratedEvents.of(made), classes, made.attachments, made.publishers, said or None)
 
 
 def log_files(
@@ -244,7 +244,7 @@ def _json_object(path: Path, example: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class LogReport:
     """What became of a log's records: totals, the first that could not be used, fields that no filter
     reaches, and events by publisher where no broker is known for it."""
 
@@ -254,7 +254,7 @@ class Reading:
     unknown: Mapping[str, int]
 
     @classmethod
-    def of(cls, found: "Reckoned", shown: tuple[dict[str, Any], ...] | None = None) -> "Reading":
+    def of(cls, found: "PassResult", shown: tuple[dict[str, Any], ...] | None = None) -> "LogReport":
         """From a pass; while its frames can be read, unless the first rejects are given."""
         first = found.first_rejects(REJECTED_SHOWN) if shown is None else shown
         unknown: dict[str, int] = {}

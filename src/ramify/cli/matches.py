@@ -11,7 +11,7 @@ from ramify.cli.console import SOME_BAD_ROWS, err, friendly, say
 from ramify.content.filters.subscriptions import Subscription, read_subscriptions
 from ramify.errors import InputError
 from ramify.overlay.matchmaking.marking import Marking, mark
-from ramify.overlay.matchmaking.over_plan import Matched, match_plan
+from ramify.overlay.matchmaking.over_plan import MatchResult, match_plan
 from ramify.planning.plans.files import read_plan
 from ramify.planning.plans.plan import Plan
 from ramify.workloads.catalog import workload_from
@@ -75,7 +75,7 @@ def _advertised(
 
 
 def _summary(
-    plan: Plan, said: list[AdvertisementRow | Subscription], matched: Matched, best: Marking
+    plan: Plan, said: list[AdvertisementRow | Subscription], matched: MatchResult, best: Marking
 ) -> dict[str, Any]:
     traffic = matched.traffic
     return {

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from ramify.cli.console import plain_table
-from ramify.planning.choosing.weigh import Row
+from ramify.planning.choosing.weigh import SchemeRow
 from ramify.planning.pricing.measures import measures
 
 __all__ = ["NAME_WIDTH", "fitted", "measure_table"]
@@ -26,7 +26,7 @@ _LEGEND = (
 )
 
 
-def measure_table(rows: Iterable[Row]) -> Table:
+def measure_table(rows: Iterable[SchemeRow]) -> Table:
     """A row for each scheme that was priced."""
     table = plain_table(caption=_LEGEND, caption_justify="left")
     table.padding = (0, 1, 0, 0)

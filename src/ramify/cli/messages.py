@@ -23,12 +23,12 @@ from ramify.cli.app import app
 from ramify.cli.console import REJECTED_SHOWN, SOME_BAD_ROWS, err, friendly
 from ramify.cli.inputs import IdField, TimeField, TimeUnitOption, field_mapping
 from ramify.cli.tls_options import TlsCa, TlsCert, TlsKey, tls_context
-from ramify.content.events.events import FIXED_COLUMNS, Decoded, Rejected
+from ramify.content.events.events import FIXED_COLUMNS, DecodedBatch, RejectedRecord
 from ramify.content.events.flatten import FieldMapping, TimeUnit
 from ramify.content.events.readers import JsonForm, LogKind, read_events
 from ramify.errors import InputError, LiveError
 from ramify.overlay.control.intake import WRAPPED_TYPE, to_cloudevent
-from ramify.overlay.control.records import Spelled
+from ramify.overlay.control.records import FilterText
 from ramify.overlay.live.client.client import Client, SuspendedError, filter_id, place_of, spelled
 from ramify.overlay.live.host.process import ending_signals
 
@@ -147,7 +147,7 @@ def _where(
     return server_url(url), key, tls
 
 
-def _filter(sql: str | None, pattern: str | None, keywords: str | None) -> Spelled | None:
+def _filter(sql: str | None, pattern: str | None, keywords: str | None) -> FilterText | None:
     if sql is pattern is keywords is None:
         return None
     words: Any = None
@@ -170,7 +170,7 @@ def _json(text: str, what: str) -> Any:
 async def _publish(
     name: str,
     where: _Where,
-    parts: Iterator[Decoded],
+    parts: Iterator[DecodedBatch],
     mapping: FieldMapping,
     give_up_s: float,
     advertised: Sequence[str],
@@ -195,7 +195,7 @@ async def _publish(
         return accepted, client.accepted_before, bad
 
 
-def _report(rejected: Rejected) -> None:
+def _report(rejected: RejectedRecord) -> None:
     at = f"record {rejected.position + 1}" if rejected.line is None else f"line {rejected.line}"
     err.print(f"{at}: {rejected.detail}", markup=False, highlight=False, soft_wrap=True)
 
@@ -206,7 +206,7 @@ def _named(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.set_column(0, FIXED_COLUMNS.field("id"), ids)
 
 
-def _read(source: str, mapping: FieldMapping) -> Iterator[Decoded]:
+def _read(source: str, mapping: FieldMapping) -> Iterator[DecodedBatch]:
     if source == "-":
         return _lines(sys.stdin.buffer, mapping)
     kind = LogKind.of(source)
@@ -215,7 +215,7 @@ def _read(source: str, mapping: FieldMapping) -> Iterator[Decoded]:
     return read_events(source, mapping=mapping, batch_rows=5_000)
 
 
-def _lines(stream: IO[bytes], mapping: FieldMapping) -> Iterator[Decoded]:
+def _lines(stream: IO[bytes], mapping: FieldMapping) -> Iterator[DecodedBatch]:
     """Lines as they come: whoever writes them slowly is not waited for."""
     form: JsonForm | None = None
     rest, before = b"", 0
@@ -277,7 +277,7 @@ class _Position(msgspec.Struct):
 async def _print_events(
     name: str,
     where: _Where,
-    wanted: Spelled | None,
+    wanted: FilterText | None,
     id: str | None,
     count: int | None,
     position: _Position | None,

@@ -15,7 +15,7 @@ from ramify.errors import InputError, LiveError
 
 if TYPE_CHECKING:
     from ramify.overlay.control.records import Move
-    from ramify.overlay.live.coordinator.suggestions import Suggested
+    from ramify.overlay.live.coordinator.suggestions import Suggestions
     from ramify.overlay.live.host.directory import Directory
     from ramify.overlay.live.wire.store import Store
     from ramify.overlay.live.wire.streams import Endpoint
@@ -148,7 +148,7 @@ class _Asking:
         say(f"{found.client}: {found.home} -> {found.foreign}: {found.phase}{why}")
 
 
-async def _suggested(asking: _Asking, access: Path | None, rounds: int, window_s: float) -> "Suggested":
+async def _suggested(asking: _Asking, access: Path | None, rounds: int, window_s: float) -> "Suggestions":
     from ramify.overlay.live.coordinator.suggestions import head_plan, sampled_share, suggest
     from ramify.planning.choosing.placements import read_access
 
@@ -189,7 +189,7 @@ async def _connected(control: "Endpoint") -> "Store":
         raise LiveError(f"cannot connect to the control server at {control.url}: is it running?") from None
 
 
-def _show(found: "Suggested") -> None:
+def _show(found: "Suggestions") -> None:
     table = plain_table("client", "broker", "publishes", "MB", "gets", "MB ")
     for each in found.clients:
         table.add_row(

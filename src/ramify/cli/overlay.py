@@ -114,17 +114,17 @@ def coordinator(
     announce: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a coordinator until Ctrl-C: it leads, or stands by for the one that does."""
-    from ramify.cli.coordinator_process import Coordinating, run_coordinator
-    from ramify.overlay.live.wire.security import Control, read_seed
+    from ramify.cli.coordinator_process import CoordinatorOptions, run_coordinator
+    from ramify.overlay.live.wire.security import ControlRole, read_seed
     from ramify.overlay.live.wire.streams import Endpoint
     from ramify.planning.plans.files import read_plan
 
     check_schemes(scheme, schemes)
-    role = Control(name)
+    role = ControlRole(name)
     context = tls_context(tls_ca, tls_cert, tls_key)
     seed = read_seed(key).seed
     endpoint = Endpoint(server_url(control), seed, role.inbox_prefix, f"control {name}", context)
-    settings = Coordinating(
+    settings = CoordinatorOptions(
         name,
         endpoint,
         None if overlay is None else overlay_from(overlay),
@@ -394,8 +394,8 @@ def keys(
     each broker and client its seed. Keys are made once and then kept.
     """
     from ramify.overlay.control.names import token
-    from ramify.overlay.live.host.site import Site
-    from ramify.overlay.live.wire.security import Client, Control, Neighbour, Router
+    from ramify.overlay.live.host.site import BrokerSite
+    from ramify.overlay.live.wire.security import ClientRole, ControlRole, NeighbourRole, RouterRole
 
     files = directory_at(directory)
     if overlay is not None:
@@ -406,20 +406,20 @@ def keys(
     if movable:
         files.make_movable()
     ring, clients = files.ring, files.clients()
-    site = Site(graph, files.path, clients, movable=files.movable)
+    site = BrokerSite(graph, files.path, clients, movable=files.movable)
     accounts = files.path / "accounts"
     accounts.mkdir(exist_ok=True)
     for name in graph.brokers:
-        for role in (Router(name), Neighbour(name), Control(name)):
+        for role in (RouterRole(name), NeighbourRole(name), ControlRole(name)):
             ring.pair(role)
         _write(accounts / f"{token(name)}.conf", site.accounts(name))
     _write(accounts / "control.conf", files.control_accounts())
     say(f"keys in {ring.directory}, accounts of {len(graph)} servers and the control server in {accounts}")
     for text in client or []:
         name = text.rpartition("@")[0]
-        say(f"client {name}: key {ring.path(Client(name))}")
+        say(f"client {name}: key {ring.path(ClientRole(name))}")
     for name in coordinator or []:
-        say(f"coordinator {name}: key {ring.path(Control(name))}")
+        say(f"coordinator {name}: key {ring.path(ControlRole(name))}")
     if files.running() is not None:
         say("the overlay that runs from here lets them in within a second")
 

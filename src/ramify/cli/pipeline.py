@@ -17,9 +17,9 @@ from ramify.cli.logs import (
     EventsOption,
     KeepOption,
     Log,
+    LogReport,
     LogRequest,
     OverlayOption,
-    Reading,
     SchemaOption,
     SparkOption,
     SubscriptionsOption,
@@ -101,7 +101,7 @@ def price(
             factor=1 / sample,
             split=Split(keep=keep, seed=seed),
         ) as found:
-            reading, priced = Reading.of(found.found), found.price
+            reading, priced = LogReport.of(found.found), found.price
     if not priced.volume.events:
         reading.tell(log, as_json)
         raise InputError("the log has no event to price the plan on. Give another log.")
@@ -197,12 +197,12 @@ def tables(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write what a log says: demand, selectivity, overlap, traffic, histograms, profile, quarantine."""
-    from ramify.pipeline.jobs import Asked, write_tables
+    from ramify.pipeline.jobs import TableRequest, write_tables
     from ramify.pipeline.session.failures import doing
 
     graph = overlay_from(overlay)
     mapping = field_mapping(id_field, publisher_field, time_field, time_unit)
-    asked = Asked(pane, half_life_of(half_life), jaccard, tuple(axes or ()))
+    asked = TableRequest(pane, half_life_of(half_life), jaccard, tuple(axes or ()))
     if "://" not in write and not overwrite and any(Path(write).glob("*")):
         raise InputError(
             "there are files here already; name an empty directory, or --overwrite", path=write
@@ -222,7 +222,7 @@ def tables(
             asked,
             Split(SHARES, keep, seed),
         )
-    reading = Reading.of(found.found, found.shown)
+    reading = LogReport.of(found.found, found.shown)
     if as_json:
         print(json.dumps({"rows": found.rows, "overlap_recall": found.recall, **reading.summary()}))
     else:

@@ -27,9 +27,9 @@ from ramify.cli.logs import (
     EventsOption,
     KeepOption,
     Log,
+    LogReport,
     LogRequest,
     OverlayOption,
-    Reading,
     SchemaOption,
     SparkOption,
     SubscriptionsOption,
@@ -59,9 +59,9 @@ from ramify.planning.choosing.study import (
     prepare,
     weights_for,
 )
-from ramify.planning.choosing.weigh import Row
+from ramify.planning.choosing.weigh import SchemeRow
 from ramify.planning.demand.splits import Split
-from ramify.planning.demand.tally import Counting, check_tags
+from ramify.planning.demand.tally import TallySettings, check_tags
 from ramify.planning.demand.windows import Windows
 from ramify.planning.plans.files import read_plan, write_plan
 from ramify.planning.pricing.bound import GB
@@ -155,7 +155,7 @@ def plan(
         if place is not None and grid is None:
             grid = grid_for(log.classes)
         how = {"split": split, "grid": grid, "by_client": place is not None, "half_life_s": decay_s}
-        counting = Counting.of(log.classes, graph, log.attachments, **how)
+        counting = TallySettings.of(log.classes, graph, log.attachments, **how)
         windows, reading = _counted(session, log, kept, counting, tables)
     if not windows.whole.events:
         reading.tell(log, as_json)
@@ -208,8 +208,8 @@ def plan(
 
 
 def _counted(
-    spark: "SparkSession", log: Log, rules: Rules, counting: Counting, tables: str | None
-) -> tuple[Windows, Reading]:
+    spark: "SparkSession", log: Log, rules: Rules, counting: TallySettings, tables: str | None
+) -> tuple[Windows, LogReport]:
     """The demands of a log, counted on Spark, and what became of its records."""
     from ramify.pipeline.jobs import write_demand
     from ramify.pipeline.passes.passes import reckoned
@@ -219,7 +219,7 @@ def _counted(
     with reckoned(spark, log.source, [*log.classes.filters, *tags], counting) as found:
         if tables is not None:
             write_demand(found, log.classes, tables)
-        return found.windows(), Reading.of(found)
+        return found.windows(), LogReport.of(found)
 
 
 def _check_overlap(under: Path | None, place: str | None, specs: list[str] | None) -> None:
@@ -420,7 +420,7 @@ def _scale(priced: Price) -> float:
     return priced.per_month or 1_000 / priced.volume.events
 
 
-def _cells(row: Row, mark: str) -> list[str]:
+def _cells(row: SchemeRow, mark: str) -> list[str]:
     mark += " ✗" if not row.allowed else ""
     name = fitted(row.name, NAME_WIDTH - len(mark)) + mark
     if row.train is None or row.test is None or row.plan is None:

@@ -41,7 +41,7 @@ def status(
     """Say what runs: the leader, plans, every broker's epoch, traffic and lag, latest decisions."""
     from ramify.cli.status_text import show
     from ramify.overlay.live.host.overview import looking, looking_here
-    from ramify.overlay.live.wire.security import Control, read_seed
+    from ramify.overlay.live.wire.security import ControlRole, read_seed
     from ramify.overlay.live.wire.streams import Endpoint
 
     failed: list[str] = []
@@ -58,7 +58,7 @@ def status(
     else:
         if key is None:
             raise InputError("give --key with --control: the seed file of a user of the control server")
-        role = Control("viewer")
+        role = ControlRole("viewer")
         context = tls_context(tls_ca, tls_cert, tls_key)
         url = server_url(control)
         endpoint = Endpoint(url, read_seed(key).seed, role.inbox_prefix, "status", context)

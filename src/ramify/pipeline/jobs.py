@@ -12,8 +12,8 @@ from ramify.content.events.events import CONTEXT_NAMES
 from ramify.content.filters.space import Grid
 from ramify.errors import InputError
 from ramify.network.graphs.overlay import Overlay
-from ramify.pipeline.passes.passes import Reckoned, reckoned
-from ramify.pipeline.passes.sources import Sampled, Source
+from ramify.pipeline.passes.passes import PassResult, reckoned
+from ramify.pipeline.passes.sources import SampledSource, Source
 from ramify.pipeline.passes.table_files import TABLES, spark_schema, write_table
 from ramify.pipeline.tables.histograms import content_space, equal_depth_axis, generating, histograms
 from ramify.pipeline.tables.overlap import EXACT_CLASSES, overlap
@@ -23,16 +23,16 @@ from ramify.pipeline.tables.stored_overlap import about_selectivity
 from ramify.pipeline.tables.traffic import published, traffic
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.splits import Split
-from ramify.planning.demand.tally import Counting
+from ramify.planning.demand.tally import TallySettings
 
-__all__ = ["Asked", "Wrote", "write_demand", "write_tables"]
+__all__ = ["TableRequest", "TableResult", "write_demand", "write_tables"]
 
 _AXIS_SLOTS = 16
 _JOINT_CELLS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TableRequest:
     """What tables are made with.
 
     Attributes
@@ -61,11 +61,11 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Wrote:
+class TableResult:
     """What a job read and wrote: the pass (its frames are gone), the first rejects, rows of each table, and
     the measured recall of the overlap where it is not exact."""
 
-    found: Reckoned
+    found: PassResult
     shown: tuple[dict[str, Any], ...]
     rows: dict[str, int]
     recall: float | None
@@ -78,19 +78,21 @@ def write_tables(
     overlay: Overlay,
     attachments: Mapping[str, str],
     under: str,
-    asked: Asked,
+    asked: TableRequest,
     split: Split,
     shown: int = 10,
-) -> Wrote:
+) -> TableResult:
     """Write every table of a log below `under`.
 
     The source is read once for the demand and what follows from it, once for the profile, once per axis to
     cut it, and once for all histograms. `shown` is how many rejects are kept to be shown.
     """
     _check(source, classes, asked)
-    kept: Source = source if split.keep == 1 else Sampled(source, split)
+    kept: Source = source if split.keep == 1 else SampledSource(source, split)
     grids = _grids(spark, kept, asked.axes)
-    counting = Counting.of(classes, overlay, attachments, split=split, pane_us=round(asked.pane_s * 1e6))
+    counting = TallySettings.of(
+        classes, overlay, attachments, split=split, pane_us=round(asked.pane_s * 1e6)
+    )
     with reckoned(spark, source, classes.filters, counting) as found:
         demand = found.demand(classes.broker).persist()
         try:
@@ -105,7 +107,7 @@ def write_tables(
                 rows[name] = _written(frame, name, under, about)
         finally:
             demand.unpersist()
-        wrote = Wrote(found, found.first_rejects(shown), rows, None if pairs.exact else pairs.recall)
+        wrote = TableResult(found, found.first_rejects(shown), rows, None if pairs.exact else pairs.recall)
     rows["profile"] = _written(profile(spark, kept), "profile", under)
     if grids:
         space = spark.createDataFrame(_spaces(spark, kept, grids, classes))
@@ -116,7 +118,7 @@ def write_tables(
 
 
 def write_demand(
-    found: Reckoned, classes: Classes, under: str, demand: DataFrame | None = None
+    found: PassResult, classes: Classes, under: str, demand: DataFrame | None = None
 ) -> list[tuple[str, int]]:
     """Write what a pass found: demand, quarantine, unknown publishers, spans; names and rows of them."""
     spark = found.patterns.sparkSession
@@ -131,7 +133,7 @@ def write_demand(
 
 
 def _from_demand(
-    demand: DataFrame, classes: Classes, counting: Counting, asked: Asked
+    demand: DataFrame, classes: Classes, counting: TallySettings, asked: TableRequest
 ) -> dict[str, DataFrame]:
     half_life, pane_us = asked.half_life_s, counting.pane_us
     return {
@@ -141,7 +143,7 @@ def _from_demand(
     }
 
 
-def _check(source: Source, classes: Classes, asked: Asked) -> None:
+def _check(source: Source, classes: Classes, asked: TableRequest) -> None:
     """Refuse what can be seen to be wrong before the log is read."""
     lacking = [path for path in asked.axes if path not in {*source.schema.attributes, *CONTEXT_NAMES}]
     if lacking:

@@ -35,12 +35,12 @@ class Model:
 WORKLOADS: dict[str, Model] = {
     "demo": Model(
         "orders, shipments and alerts of a shop in many regions; all three filter languages",
-        demo.DemoParams,
+        demo.DemoModel,
         demo.generate,
     ),
     "majumder": Model(
         "keyword subscriptions that are local to a neighbourhood",
-        majumder.MajumderParams,
+        majumder.MajumderModel,
         majumder.generate,
         presets={
             "localized1": {"x_percent": 2.0},
@@ -51,27 +51,27 @@ WORKLOADS: dict[str, Model] = {
     ),
     "kyra": Model(
         "ranges of one attribute; uniform, zipf, multimodal or regional",
-        kyra.KyraParams,
+        kyra.KyraModel,
         kyra.generate,
         presets={name: {"distribution": name} for name in kyra.DISTRIBUTIONS},
         short={"interest": "interest_percent", "alpha": "zipf_alpha"},
     ),
     "semcast": Model(
         "clients that pick from a limited set of profiles; partial overlap or disjoint",
-        semcast.SemcastParams,
+        semcast.SemcastModel,
         semcast.generate,
         presets={name: {"overlap": name} for name in ("partial", "disjoint")},
         short={"selectivity": "selectivity_factor", "matching": "matching_probability"},
     ),
     "zhao_wu": Model(
         "users with quadratic generating functions, prices and capacities",
-        zhao_wu.ZhaoWuParams,
+        zhao_wu.ZhaoWuModel,
         zhao_wu.generate,
         short={"ratio": "access_to_core_ratio"},
     ),
     "matchmaker": Model(
         "heavy-tailed numbers of advertisements and subscriptions",
-        matchmaker.MatchmakerParams,
+        matchmaker.MatchmakerModel,
         matchmaker.generate,
         short={"k": "pareto_k", "p": "pareto_p", "alpha": "pareto_alpha"},
     ),

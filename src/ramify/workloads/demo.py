@@ -35,7 +35,7 @@ from ramify.network.graphs.overlay import Overlay
 from ramify.workloads.nearness import closest_brokers, require_brokers
 from ramify.workloads.parameters import Params, count, number
 from ramify.workloads.workload import (
-    Drawn,
+    DrawnEvents,
     Workload,
     column,
     list_column,
@@ -44,7 +44,7 @@ from ramify.workloads.workload import (
     weighted_picks,
 )
 
-__all__ = ["DemoParams", "generate"]
+__all__ = ["DemoModel", "generate"]
 
 NAME = "demo"
 
@@ -88,7 +88,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DemoParams(Params):
+class DemoModel(Params):
     """The parameters: see the module."""
 
     events: int = count(20_000, 1, 10**12)
@@ -100,7 +100,7 @@ class DemoParams(Params):
     stand_ins: int = count(0, 0, 1_000_000)
 
 
-def generate(overlay: Overlay, params: DemoParams, seed: int) -> Workload:
+def generate(overlay: Overlay, params: DemoModel, seed: int) -> Workload:
     """The workload of the demonstration."""
     require_brokers(overlay, 1, NAME)
     brokers = len(overlay)
@@ -145,9 +145,9 @@ class _Shop:
     cumulative_traffic: Floats
     near: Ints
     publishing: Ints
-    params: DemoParams
+    params: DemoModel
 
-    def draw(self, rng: np.random.Generator, count: int) -> Drawn:
+    def draw(self, rng: np.random.Generator, count: int) -> DrawnEvents:
         kind = weighted_picks(rng, np.cumsum(list(TYPES.values())), count)
         here = weighted_picks(rng, self.cumulative_traffic, count)
         sku = weighted_picks(rng, np.cumsum(1 / np.arange(1, self.params.skus + 1)), count)
@@ -170,7 +170,9 @@ class _Shop:
             "customer.tier": string_column(TIERS, rng.choice(3, count, p=(0.6, 0.3, 0.1)), no_customer),
         }
         size = np.round(self.params.size_bytes * rng.lognormal(0.0, 0.5, count)).astype(np.int64)
-        return Drawn(2 * self.publishing[here] + _FROM_WAREHOUSE[kind], attributes, np.maximum(size, 1))
+        return DrawnEvents(
+            2 * self.publishing[here] + _FROM_WAREHOUSE[kind], attributes, np.maximum(size, 1)
+        )
 
     def _keywords(self, rng: np.random.Generator, sku: Ints, region: Ints) -> Ints:
         """Category, condition, perhaps sale and recall, and the region: what keyword filters can name."""
@@ -300,7 +302,7 @@ _TEMPLATES: tuple[tuple[str, Callable[[_Ask], dict[str, Any]]], ...] = (
 
 
 def _subscriptions(
-    overlay: Overlay, params: DemoParams, traffic: Floats, near: Ints, rng: np.random.Generator
+    overlay: Overlay, params: DemoModel, traffic: Floats, near: Ints, rng: np.random.Generator
 ) -> tuple[tuple[Subscription, ...], Ints]:
     home = weighted_picks(rng, np.cumsum(traffic), params.subscriptions)
     region = about(rng, home, near, params.locality)
@@ -319,7 +321,7 @@ def _report(draft: Workload) -> dict[str, float]:
     sample = draft.sample()
     region = np.array(sample.column("region").to_pylist())
     at = np.array([draft.attachments[str(p)] for p in sample.column("publisher").to_pylist()])
-    assert isinstance(draft.params, DemoParams)
+    assert isinstance(draft.params, DemoModel)
     return {
         "events_about_own_region": float((region == at).mean()),
         "events_about_own_region_asked": draft.params.locality,

@@ -51,14 +51,14 @@ from ramify.network.graphs.overlay import Overlay
 from ramify.workloads.nearness import require_brokers
 from ramify.workloads.parameters import Params, choice, count, number
 from ramify.workloads.workload import (
-    Drawn,
+    DrawnEvents,
     Workload,
     column,
     random_stream,
     weighted_picks,
 )
 
-__all__ = ["DISTRIBUTIONS", "KyraParams", "generate"]
+__all__ = ["DISTRIBUTIONS", "KyraModel", "generate"]
 
 NAME = "kyra"
 DISTRIBUTIONS = ("uniform", "zipf", "multimodal", "regional")
@@ -67,7 +67,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KyraParams(Params):
+class KyraModel(Params):
     """The parameters: see the module."""
 
     distribution: str = choice("zipf", *DISTRIBUTIONS)
@@ -83,7 +83,7 @@ class KyraParams(Params):
     distance: str = choice("latency", "latency", "hops")
 
 
-def generate(overlay: Overlay, params: KyraParams, seed: int) -> Workload:
+def generate(overlay: Overlay, params: KyraModel, seed: int) -> Workload:
     """The workload of section IV-B."""
     require_brokers(overlay, 1, NAME)
     shape, volume, home = _shape_and_volume(overlay, params, random_stream(seed, NAME, "content"))
@@ -130,7 +130,7 @@ def scaled_to(shape: Floats, volume: Floats, target: float) -> Floats:
 
 
 def _shape_and_volume(
-    overlay: Overlay, params: KyraParams, rng: np.random.Generator
+    overlay: Overlay, params: KyraModel, rng: np.random.Generator
 ) -> tuple[Floats, Floats, npt.NDArray[np.int64] | None]:
     """Popularity up to a factor (rows: brokers, or one for all), volume, and homes when regional."""
     values = params.values
@@ -150,7 +150,7 @@ def _shape_and_volume(
             return _regional(overlay, params)
 
 
-def _mixture(values: int, params: KyraParams, rng: np.random.Generator) -> Floats:
+def _mixture(values: int, params: KyraModel, rng: np.random.Generator) -> Floats:
     peak = rng.random(params.peaks) * values
     apart = np.abs(peak[:, None] - peak)[np.triu_indices(params.peaks, k=1)]
     deviation = max(params.peak_width * apart.mean(), 0.5)  # below half a value a peak would vanish
@@ -158,7 +158,7 @@ def _mixture(values: int, params: KyraParams, rng: np.random.Generator) -> Float
     return np.asarray(np.exp(-0.5 * away**2).sum(axis=0))
 
 
-def _regional(overlay: Overlay, params: KyraParams) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
+def _regional(overlay: Overlay, params: KyraModel) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
     brokers = len(overlay)
     if params.values < brokers:
         raise InputError(
@@ -178,7 +178,7 @@ def _regional(overlay: Overlay, params: KyraParams) -> tuple[Floats, Floats, npt
 
 
 def _interest(
-    popularity: Floats, brokers: int, params: KyraParams, rng: np.random.Generator
+    popularity: Floats, brokers: int, params: KyraModel, rng: np.random.Generator
 ) -> npt.NDArray[np.bool_]:
     """Which broker wants which value: each with its popularity, `range_values` at a time together."""
     width = min(params.range_values, params.values)
@@ -215,13 +215,13 @@ class _Values:
     home: npt.NDArray[np.int64] | None
     brokers: int
 
-    def draw(self, rng: np.random.Generator, count: int) -> Drawn:
+    def draw(self, rng: np.random.Generator, count: int) -> DrawnEvents:
         value = weighted_picks(rng, self.cumulative_volume, count)
         publisher = rng.integers(self.brokers, size=count) if self.home is None else self.home[value]
-        return Drawn(publisher, {"value": column(value)})
+        return DrawnEvents(publisher, {"value": column(value)})
 
 
-def _report(draft: Workload, wanted: npt.NDArray[np.bool_], params: KyraParams) -> dict[str, float]:
+def _report(draft: Workload, wanted: npt.NDArray[np.bool_], params: KyraModel) -> dict[str, float]:
     value = draft.sample().column("value").to_numpy()
     weight = draft.arrays["weight"]
     return {

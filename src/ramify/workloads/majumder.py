@@ -41,15 +41,15 @@ from ramify.errors import InputError
 from ramify.network.graphs.overlay import Overlay
 from ramify.workloads.nearness import closest_brokers, neighbourhood_size, require_brokers
 from ramify.workloads.parameters import Params, choice, count, number
-from ramify.workloads.workload import Drawn, Workload, list_column, random_stream
+from ramify.workloads.workload import DrawnEvents, Workload, list_column, random_stream
 
-__all__ = ["MajumderParams", "generate"]
+__all__ = ["MajumderModel", "generate"]
 
 NAME = "majumder"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MajumderParams(Params):
+class MajumderModel(Params):
     """The parameters: see the module."""
 
     keywords: int = count(1_000, 1, 100_000)
@@ -70,7 +70,7 @@ class MajumderParams(Params):
             )
 
 
-def generate(overlay: Overlay, params: MajumderParams, seed: int) -> Workload:
+def generate(overlay: Overlay, params: MajumderModel, seed: int) -> Workload:
     """The localised keyword workload of section VII-A."""
     require_brokers(overlay, 1, NAME)
     near_count = neighbourhood_size(len(overlay), params.document_x_percent)
@@ -110,7 +110,7 @@ def generate(overlay: Overlay, params: MajumderParams, seed: int) -> Workload:
 
 
 def _assign_keywords(
-    near: npt.NDArray[np.int32], params: MajumderParams, rng: np.random.Generator
+    near: npt.NDArray[np.int32], params: MajumderModel, rng: np.random.Generator
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
     """Root and subscribing brokers of each keyword."""
     root = rng.integers(len(near), size=params.keywords)
@@ -162,7 +162,7 @@ class _Documents:
     high: int
     names: tuple[str, ...]
 
-    def draw(self, rng: np.random.Generator, count: int) -> Drawn:
+    def draw(self, rng: np.random.Generator, count: int) -> DrawnEvents:
         publisher = rng.integers(len(self.near), size=count)
         chosen = self._nearby(rng, count)
         length = np.where(_repeated(chosen), 0, np.diff(self.start)[chosen])
@@ -176,7 +176,7 @@ class _Documents:
             before = end[row, which] - length[row, which]
             picks[:, column] = self.keyword[self.start[chosen[row, which]] + at - before]
             picks[column >= wanted, column] = len(self.names)
-        return Drawn(publisher, {"keywords": list_column(self.names, picks)})
+        return DrawnEvents(publisher, {"keywords": list_column(self.names, picks)})
 
     def _nearby(self, rng: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
         """The brokers of each document: a center that subscribes to something, and others close to it."""
@@ -194,7 +194,7 @@ def _repeated(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
 
 
 def _report(draft: Workload, members: npt.NDArray[np.int32]) -> dict[str, float]:
-    assert isinstance(draft.params, MajumderParams)
+    assert isinstance(draft.params, MajumderModel)
     sample = draft.sample()
     lengths = pc.list_value_length(sample.column("keywords")).to_numpy(zero_copy_only=False)
     assigned = float(lengths.sum()) * draft.event_count / sample.num_rows

@@ -36,13 +36,13 @@ from ramify.workloads.nearness import require_brokers
 from ramify.workloads.parameters import Params, count, number
 from ramify.workloads.workload import (
     AdvertisementRow,
-    Drawn,
+    DrawnEvents,
     Workload,
     column,
     random_stream,
 )
 
-__all__ = ["MatchmakerParams", "bounded_pareto_counts", "generate"]
+__all__ = ["MatchmakerModel", "bounded_pareto_counts", "generate"]
 
 NAME = "matchmaker"
 WORLD = 10_000
@@ -51,7 +51,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MatchmakerParams(Params):
+class MatchmakerModel(Params):
     """The parameters: see the module."""
 
     publishers: int = count(10, 1, 100_000)
@@ -71,7 +71,7 @@ class MatchmakerParams(Params):
                 )
 
 
-def generate(overlay: Overlay, params: MatchmakerParams, seed: int) -> Workload:
+def generate(overlay: Overlay, params: MatchmakerModel, seed: int) -> Workload:
     """The workload of section 4.1."""
     stubs = np.array([i for i, site in enumerate(overlay.sites) if site.role != "transit"], dtype=np.int64)
     require_brokers(overlay, 1, NAME)
@@ -123,7 +123,7 @@ def generate(overlay: Overlay, params: MatchmakerParams, seed: int) -> Workload:
     return replace(draft, report=_report(draft, params))
 
 
-def bounded_pareto_counts(params: MatchmakerParams, size: int, rng: np.random.Generator) -> Ints:
+def bounded_pareto_counts(params: MatchmakerModel, size: int, rng: np.random.Generator) -> Ints:
     """Whole numbers of [k, p], from the inverse of the bounded Pareto distribution, rounded."""
     k, p, alpha = params.pareto_k, params.pareto_p, params.pareto_alpha
     tail = (k / p) ** alpha
@@ -131,7 +131,7 @@ def bounded_pareto_counts(params: MatchmakerParams, size: int, rng: np.random.Ge
     return np.asarray(np.clip(np.round(drawn), k, p), dtype=np.int64)
 
 
-def bounded_pareto_mean(params: MatchmakerParams) -> float:
+def bounded_pareto_mean(params: MatchmakerModel) -> float:
     """The mean of the density, before rounding."""
     k, p, alpha = params.pareto_k, params.pareto_p, params.pareto_alpha
     if k == p:
@@ -142,7 +142,7 @@ def bounded_pareto_mean(params: MatchmakerParams) -> float:
     return float(scale * (k ** (1 - alpha) - p ** (1 - alpha)) / (alpha - 1))
 
 
-def _rectangles(size: int, params: MatchmakerParams, rng: np.random.Generator) -> tuple[Ints, Ints]:
+def _rectangles(size: int, params: MatchmakerModel, rng: np.random.Generator) -> tuple[Ints, Ints]:
     share = rng.uniform(params.side_low_percent, params.side_high_percent, (size, 2)) / 100
     side = np.clip(np.round(share * WORLD), 1, WORLD).astype(np.int64)
     low = rng.integers(WORLD - side + 1)
@@ -169,13 +169,13 @@ class _Actions:
     low: Ints
     high: Ints
 
-    def draw(self, rng: np.random.Generator, count: int) -> Drawn:
+    def draw(self, rng: np.random.Generator, count: int) -> DrawnEvents:
         which = rng.integers(len(self.owner), size=count)
         point = rng.integers(self.low[which], self.high[which] + 1)
-        return Drawn(self.owner[which], {"x": column(point[:, 0]), "y": column(point[:, 1])})
+        return DrawnEvents(self.owner[which], {"x": column(point[:, 0]), "y": column(point[:, 1])})
 
 
-def _report(draft: Workload, params: MatchmakerParams) -> dict[str, float]:
+def _report(draft: Workload, params: MatchmakerModel) -> dict[str, float]:
     mean = bounded_pareto_mean(params)
     low, high = draft.arrays["subscription_low"], draft.arrays["subscription_high"]
     batch = draft.events(0, min(draft.event_count, 2_000))

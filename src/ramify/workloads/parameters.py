@@ -11,7 +11,7 @@ from typing import Any
 
 from ramify.errors import InputError
 
-__all__ = ["Described", "Params", "choice", "count", "describe", "number", "parse"]
+__all__ = ["ParameterText", "Params", "choice", "count", "describe", "number", "parse"]
 
 _ALLOWED = "allowed"
 
@@ -100,7 +100,7 @@ def parse(params: type[Params], name: str, text: str) -> int | float | str:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class ParameterText:
     """A parameter as shown to people."""
 
     name: str
@@ -108,10 +108,10 @@ class Described:
     allowed: str
 
 
-def describe(params: type[Params]) -> tuple[Described, ...]:
+def describe(params: type[Params]) -> tuple[ParameterText, ...]:
     """The parameters of a model, in order, with default and allowed values."""
     found = []
     for spec in fields(params):
         assert isinstance(spec.default, int | float | str)  # `number`, `count` and `choice` ask for one
-        found.append(Described(spec.name, spec.default, str(spec.metadata[_ALLOWED])))
+        found.append(ParameterText(spec.name, spec.default, str(spec.metadata[_ALLOWED])))
     return tuple(found)

@@ -38,9 +38,9 @@ from ramify.content.filters.subscriptions import Subscription
 from ramify.network.graphs.overlay import Overlay
 from ramify.workloads.nearness import neighbourhood_size, require_brokers
 from ramify.workloads.parameters import Params, choice, count, number
-from ramify.workloads.workload import Drawn, Workload, column, random_stream
+from ramify.workloads.workload import DrawnEvents, Workload, column, random_stream
 
-__all__ = ["SemcastParams", "generate"]
+__all__ = ["SemcastModel", "generate"]
 
 NAME = "semcast"
 DOMAIN = 1_000_000
@@ -52,7 +52,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SemcastParams(Params):
+class SemcastModel(Params):
     """The parameters: see the module."""
 
     clients: int = count(3_000)
@@ -66,7 +66,7 @@ class SemcastParams(Params):
     latency_bound_ms: float = number(0.0, 0, 1e9)
 
 
-def generate(overlay: Overlay, params: SemcastParams, seed: int) -> Workload:
+def generate(overlay: Overlay, params: SemcastModel, seed: int) -> Workload:
     """The workload of section 5."""
     require_brokers(overlay, 1, NAME)
     low, high = _profiles(params, random_stream(seed, NAME, "profiles"))
@@ -93,7 +93,7 @@ def generate(overlay: Overlay, params: SemcastParams, seed: int) -> Workload:
     return replace(draft, report=_report(draft, broker, params))
 
 
-def _profiles(params: SemcastParams, rng: np.random.Generator) -> tuple[Ints, Ints]:
+def _profiles(params: SemcastModel, rng: np.random.Generator) -> tuple[Ints, Ints]:
     """Low and high corner of each distinct profile, both inclusive."""
     distinct = max(1, round(params.clients / params.selectivity_factor))
     shape = (distinct, params.dimensions)
@@ -112,7 +112,7 @@ def _profiles(params: SemcastParams, rng: np.random.Generator) -> tuple[Ints, In
 
 
 def _subscriptions(
-    overlay: Overlay, low: Ints, high: Ints, profile: Ints, broker: Ints, params: SemcastParams
+    overlay: Overlay, low: Ints, high: Ints, profile: Ints, broker: Ints, params: SemcastModel
 ) -> tuple[Subscription, ...]:
     bounded = range(1 if params.overlap == "disjoint" else params.dimensions)
     texts = [
@@ -136,13 +136,13 @@ class _Points:
     dimensions: int
     publishers: int
 
-    def draw(self, rng: np.random.Generator, count: int) -> Drawn:
+    def draw(self, rng: np.random.Generator, count: int) -> DrawnEvents:
         publisher = rng.integers(self.publishers, size=count)
         points = rng.integers(DOMAIN, size=(self.dimensions, count))
-        return Drawn(publisher, {f"a{d + 1}": column(points[d]) for d in range(self.dimensions)})
+        return DrawnEvents(publisher, {f"a{d + 1}": column(points[d]) for d in range(self.dimensions)})
 
 
-def _report(draft: Workload, broker: Ints, params: SemcastParams) -> dict[str, float]:
+def _report(draft: Workload, broker: Ints, params: SemcastModel) -> dict[str, float]:
     profile = draft.arrays["profile_of_client"]
     picked = np.unique(profile)
     count = min(draft.event_count, OVERLAP_MESSAGES)

@@ -28,7 +28,7 @@ __all__ = [
     "BLOCK_EVENTS",
     "AdvertisementRow",
     "Column",
-    "Drawn",
+    "DrawnEvents",
     "EventSource",
     "Workload",
     "column",
@@ -64,7 +64,7 @@ class AdvertisementRow:
     sql: str
 
 
-class Drawn(NamedTuple):
+class DrawnEvents(NamedTuple):
     """The random part of a block: who published each event (an index), and a column per attribute.
 
     Without `size_bytes`, every event has the size that the parameters say.
@@ -78,7 +78,7 @@ class Drawn(NamedTuple):
 class EventSource(Protocol):
     """What a model gives a workload to draw events with. Picklable: Spark ships it to its workers."""
 
-    def draw(self, rng: np.random.Generator, count: int) -> Drawn:
+    def draw(self, rng: np.random.Generator, count: int) -> DrawnEvents:
         """`count` events, in order, from the generator alone."""
         ...
 

@@ -39,14 +39,14 @@ from ramify.network.graphs.overlay import Overlay
 from ramify.workloads.nearness import require_brokers
 from ramify.workloads.parameters import Params, choice, count, number
 from ramify.workloads.workload import (
-    Drawn,
+    DrawnEvents,
     Workload,
     column,
     random_stream,
     weighted_picks,
 )
 
-__all__ = ["ZhaoWuParams", "generate"]
+__all__ = ["ZhaoWuModel", "generate"]
 
 NAME = "zhao_wu"
 DECIMALS = 6
@@ -56,7 +56,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ZhaoWuParams(Params):
+class ZhaoWuModel(Params):
     """The parameters: see the module."""
 
     users: int = count(1_000, 2, 100_000)
@@ -67,7 +67,7 @@ class ZhaoWuParams(Params):
     capacity_factor: float = number(2.0, 1, 1e6)
 
 
-def generate(overlay: Overlay, params: ZhaoWuParams, seed: int) -> Workload:
+def generate(overlay: Overlay, params: ZhaoWuModel, seed: int) -> Workload:
     """The workload of section VI-A."""
     require_brokers(overlay, 1, NAME)
     rng = random_stream(seed, NAME, "users")
@@ -191,7 +191,7 @@ def _traffic(functions: Quadratics, interval: Floats, channels: int) -> dict[str
     }
 
 
-def _prices(overlay: Overlay, params: ZhaoWuParams, rng: np.random.Generator) -> tuple[Floats, Floats]:
+def _prices(overlay: Overlay, params: ZhaoWuModel, rng: np.random.Generator) -> tuple[Floats, Floats]:
     """Core prices between brokers and access prices from users to brokers, scaled to the asked ratio."""
     brokers = len(overlay)
     core = all_pairs(overlay, "mean_price").distance.astype(np.float64)
@@ -210,10 +210,10 @@ def _prices(overlay: Overlay, params: ZhaoWuParams, rng: np.random.Generator) ->
 class _Messages:
     functions: Quadratics
 
-    def draw(self, rng: np.random.Generator, count: int) -> Drawn:
+    def draw(self, rng: np.random.Generator, count: int) -> DrawnEvents:
         piece = weighted_picks(rng, np.cumsum(self.functions.piece_integral()), count)
         value = self._inverse(piece, rng.random(count))
-        return Drawn(piece // 3, {"value": column(value)})
+        return DrawnEvents(piece // 3, {"value": column(value)})
 
     def _inverse(self, piece: npt.NDArray[np.int64], share: Floats) -> Floats:
         """The point of each piece below which `share` of its integral lies.
@@ -237,7 +237,7 @@ class _Messages:
 
 
 def _report(draft: Workload, demand: float) -> dict[str, float]:
-    assert isinstance(draft.params, ZhaoWuParams)
+    assert isinstance(draft.params, ZhaoWuModel)
     arrays = draft.arrays
     brokers = len(arrays["core_price"])
     users = draft.params.users

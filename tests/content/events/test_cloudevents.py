@@ -19,7 +19,7 @@ from ramify.content.events.cloudevents import (
 )
 from ramify.content.events.events import (
     AttributeType,
-    Decoded,
+    DecodedBatch,
     Event,
     EventSchema,
     RejectReason,
@@ -73,7 +73,7 @@ EVENTS = st.builds(
 )
 
 
-def one(**changes: Any) -> Decoded:
+def one(**changes: Any) -> DecodedBatch:
     event = {name: value for name, value in {**MINIMAL, **changes}.items() if value is not ...}
     return decode_events([json.dumps(event).encode()])
 

@@ -17,7 +17,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ramify.content.events import flatten, framing
-from ramify.content.events.events import AttributeType, Decoded, EventSchema, RejectReason, batch_to_events
+from ramify.content.events.events import (
+    AttributeType,
+    DecodedBatch,
+    EventSchema,
+    RejectReason,
+    batch_to_events,
+)
 from ramify.content.events.flatten import (
     MAX_DEPTH,
     MAX_RECORD_BYTES,
@@ -67,21 +73,21 @@ SCHEMAS = st.dictionaries(
 ).map(EventSchema)
 
 
-def one(record: object, schema: EventSchema | None = None, **mapping: Any) -> Decoded:
+def one(record: object, schema: EventSchema | None = None, **mapping: Any) -> DecodedBatch:
     raw = record if isinstance(record, bytes) else json.dumps(record).encode()
     return decode_records([raw], schema, FieldMapping(**mapping))
 
 
-def attributes(decoded: Decoded) -> dict[str, Any]:
+def attributes(decoded: DecodedBatch) -> dict[str, Any]:
     (event,) = batch_to_events(decoded.batch)
     return dict(event.attributes)
 
 
-def reasons(decoded: Decoded) -> list[RejectReason]:
+def reasons(decoded: DecodedBatch) -> list[RejectReason]:
     return [rejected.reason for rejected in decoded.rejected]
 
 
-def check(decoded: Decoded, records: int) -> None:
+def check(decoded: DecodedBatch, records: int) -> None:
     assert decoded.batch.num_rows + len(decoded.rejected) == records
     decoded.batch.validate(full=True)
     assert decoded.batch.schema == EventSchema.of_batch(decoded.batch).arrow

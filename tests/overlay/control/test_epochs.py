@@ -17,10 +17,10 @@ from ramify.overlay.control.epochs import (
     BrokerReport,
     EpochError,
     Epochs,
+    EpochStage,
     Flip,
     Install,
     Retire,
-    State,
 )
 
 
@@ -292,7 +292,7 @@ class Toy:
             return
         assert leader.target == leader.wanted
         assert leader.live == (leader.target,), {e: leader.waits_for(e) for e in leader.live}
-        assert leader.state(leader.live[0]) is State.FLIPPED
+        assert leader.state(leader.live[0]) is EpochStage.FLIPPED
         for broker in self.brokers.values():
             assert broker.installed == {leader.target: leader.revision}
             assert broker.flipped == leader.target
@@ -449,7 +449,7 @@ def flipped(*names: str) -> Epochs:
     for number in (1, 2):
         for name in names:
             epochs.on_report(obedient(epochs, name, number))
-    assert epochs.state(1) is State.FLIPPED
+    assert epochs.state(1) is EpochStage.FLIPPED
     return epochs
 
 
@@ -463,10 +463,10 @@ def test_an_epoch_goes_through_its_states_in_order() -> None:
             if seen[-1] != (now := (epochs.state(1), epochs.state(2))):
                 seen.append(now)
     assert seen == [
-        (State.FLIPPED, State.INSTALLING),
-        (State.DRAINING, State.CONFIRMED),
-        (State.DRAINING, State.FLIPPED),
-        (State.RETIRED, State.FLIPPED),
+        (EpochStage.FLIPPED, EpochStage.INSTALLING),
+        (EpochStage.DRAINING, EpochStage.CONFIRMED),
+        (EpochStage.DRAINING, EpochStage.FLIPPED),
+        (EpochStage.RETIRED, EpochStage.FLIPPED),
     ]
 
 
@@ -488,7 +488,7 @@ def test_a_lost_broker_stops_no_flip_but_every_retirement_and_is_named() -> None
     for number in range(3, 12):
         epochs.on_report(obedient(epochs, "a", number))
     assert epochs.target == 2
-    assert epochs.state(1) is State.DRAINING
+    assert epochs.state(1) is EpochStage.DRAINING
     epochs.propose("p3")
     with pytest.raises(EpochError, match=r"epochs 1, 2, 3 live.*b: its lease has lapsed") as refused:
         epochs.propose("p4")
@@ -511,7 +511,7 @@ def test_a_report_taken_before_the_round_does_not_count_for_it() -> None:
         epochs.on_report(obedient(epochs, "b", number))
         epochs.on_report(late.pop(0))
         assert epochs.round <= late[0].round + 1 if late else True
-    assert epochs.state(1) is State.DRAINING
+    assert epochs.state(1) is EpochStage.DRAINING
     assert Ask(epochs.round, ("a",)) in [replace(a, to=("a",)) for a in epochs.actions()]
 
 
@@ -527,7 +527,7 @@ def test_a_rollback_is_one_more_turn_and_late_reports_of_the_turn_before_do_not_
     for number in range(4, 12):
         epochs.on_report(obedient(epochs, "a", number))
         epochs.on_report(obedient(epochs, "b", number, flipped=1, turn=1))
-    assert epochs.state(2) is State.DRAINING
+    assert epochs.state(2) is EpochStage.DRAINING
     assert epochs.waits_for(2)["b"] == "has not flipped to epoch 1"
     for number in range(12, 18):
         for name in ("a", "b"):
@@ -555,7 +555,7 @@ def test_an_epoch_without_the_changes_of_the_present_one_is_not_flipped_to() -> 
     epochs.propose("p2", contains=0)
     for number in range(3, 8):
         epochs.on_report(obedient(epochs, "a", number))
-    assert epochs.state(2) is State.INSTALLING
+    assert epochs.state(2) is EpochStage.INSTALLING
     epochs.revise(2)
     epochs.on_report(obedient(epochs, "a", 8))
     assert epochs.target == 2

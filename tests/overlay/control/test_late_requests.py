@@ -6,9 +6,9 @@ import pytest
 
 from ramify.content.filters.subscriptions import Subscription
 from ramify.network.graphs.overlay import Link, Overlay
-from ramify.overlay.control.records import Passed, Request, Spelled
+from ramify.overlay.control.records import FilterText, ForwardedRequest, Request
 from ramify.overlay.control.registry import Book
-from ramify.overlay.control.requests import Asked, Rules, ask
+from ramify.overlay.control.requests import RequestLimits, RequestOutcome, ask
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.check import check
@@ -33,20 +33,20 @@ def book_of(spec: str) -> Book:
     return book
 
 
-def asked(book: Book, latency_ms: float | None, sql: str = "x = 1") -> Asked:
-    request = Request("subscribe", "n", Spelled(sql), latency_ms=latency_ms)
+def asked(book: Book, latency_ms: float | None, sql: str = "x = 1") -> RequestOutcome:
+    request = Request("subscribe", "n", FilterText(sql), latency_ms=latency_ms)
     plan = book.head.plan
-    rules = Rules(
+    rules = RequestLimits(
         frozenset(book.overlay.index),
         plan.classes.schema,
         plan.attachments,
         book.owner.get,
         too_late=book.too_late,
     )
-    return ask(book.records.get("c"), Passed("v2", "c", request), rules)
+    return ask(book.records.get("c"), ForwardedRequest("v2", "c", request), rules)
 
 
-def revised(book: Book, told: Asked) -> None:
+def revised(book: Book, told: RequestOutcome) -> None:
     assert told.problem is None
     book.put_records([told.record])
     assert book.revise(told.ids)

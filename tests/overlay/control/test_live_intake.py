@@ -21,8 +21,8 @@ from ramify.overlay.control.intake import (
     EVENT_TYPE,
     RAW_BYTES,
     WRAPPED_TYPE,
-    Published,
-    Rejected,
+    ClientMessage,
+    RejectedMessage,
     take_in,
     take_in_by_client,
     to_cloudevent,
@@ -39,12 +39,12 @@ def as_json(events: Any) -> bytes:
     return json.dumps(events).encode()
 
 
-def single(found: dict[str, Any], client: str = "alice", **more: Any) -> Published:
-    return Published(client, as_json(found), **more)
+def single(found: dict[str, Any], client: str = "alice", **more: Any) -> ClientMessage:
+    return ClientMessage(client, as_json(found), **more)
 
 
-def arrow(batch: pa.RecordBatch, **more: Any) -> Published:
-    return Published("alice", encode_events(batch), ARROW_TYPE, **more)
+def arrow(batch: pa.RecordBatch, **more: Any) -> ClientMessage:
+    return ClientMessage("alice", encode_events(batch), ARROW_TYPE, **more)
 
 
 def plain(**attributes: Any) -> Event:
@@ -60,7 +60,7 @@ def unsized(batch: pa.RecordBatch | None) -> pa.RecordBatch:
     return batch.drop_columns(["_size_bytes"])
 
 
-def only(rejected: list[Rejected]) -> Rejected:
+def only(rejected: list[RejectedMessage]) -> RejectedMessage:
     (found,) = rejected
     return found
 
@@ -109,7 +109,9 @@ def test_an_event_is_taken_exactly_when_its_types_are_those_of_most(
     rows: list[dict[str, Any]], sizes: list[int]
 ) -> None:
     events = [event(k, **row) for k, row in enumerate(rows)]
-    messages = [Published("alice", as_json(part), position=k) for k, part in enumerate(cut(events, sizes))]
+    messages = [
+        ClientMessage("alice", as_json(part), position=k) for k, part in enumerate(cut(events, sizes))
+    ]
     batch, rejected = take_in(messages)
     good = accepted(rows)
     assert ids(batch) == [str(k) for k in good]
@@ -142,18 +144,18 @@ def test_the_form_of_a_message_makes_no_difference(
     rows: list[dict[str, Any]], forms: list[tuple[int, str]]
 ) -> None:
     events = [event(k, **row) for k, row in enumerate(rows)]
-    messages: list[Published] = []
+    messages: list[ClientMessage] = []
     for part, form in zip(cut(events, [n for n, _ in forms]), [*(f for _, f in forms), "a"], strict=True):
-        batch, _ = take_in([Published("alice", as_json(part), BATCH_TYPE)])
+        batch, _ = take_in([ClientMessage("alice", as_json(part), BATCH_TYPE)])
         if form == "s" or batch is None:
             messages += [single(found, content_type=EVENT_TYPE) for found in part]
         elif form == "a":
             messages.append(arrow(batch))
         else:
-            messages.append(Published("alice", as_json(part), BATCH_TYPE if form == "b" else None))
+            messages.append(ClientMessage("alice", as_json(part), BATCH_TYPE if form == "b" else None))
     mixed, rejected = take_in(messages)
     assert rejected == []
-    expected, _ = take_in([Published("alice", as_json(events))])
+    expected, _ = take_in([ClientMessage("alice", as_json(events))])
     assert (mixed is None) == (expected is None) == (not rows)
     if rows:
         assert unsized(mixed).equals(unsized(expected))
@@ -177,7 +179,7 @@ ODD_BYTES = st.sampled_from(
 )
 def test_junk_is_rejected_and_spoils_nothing(junk: list[tuple[bytes, str | None]]) -> None:
     good = [single(event(k, x=k), position=100 + k) for k in range(2)]
-    bad = [Published("eve", payload, kind, position=k) for k, (payload, kind) in enumerate(junk)]
+    bad = [ClientMessage("eve", payload, kind, position=k) for k, (payload, kind) in enumerate(junk)]
     batch, rejected = take_in([good[0], *bad, good[1]])
     assert ids(batch) == ["0", "1"]
     assert {r.client for r in rejected} <= {"eve"}
@@ -208,7 +210,11 @@ def test_the_publisher_is_the_client_whatever_an_event_claims(
 def test_an_event_without_an_id_gets_that_of_its_message(claim: Any, data: Any) -> None:
     bare = {**MINIMAL, **claim, **data}
     batch, rejected = take_in(
-        [single(bare, id="m"), Published("a", as_json([bare, event("own"), bare]), id="n"), single(bare)]
+        [
+            single(bare, id="m"),
+            ClientMessage("a", as_json([bare, event("own"), bare]), id="n"),
+            single(bare),
+        ]
     )
     assert ids(batch) == ["m", "n/0", "own", "n/2"]
     assert batch is not None
@@ -220,7 +226,7 @@ def test_an_id_that_is_filled_in_hides_no_other_fault() -> None:
     twice = b'{"specversion":"1.0","source":"/s","source":"/t","type":"t"}'
     null_twice = b'{"id":null,' + twice[1:]
     empty = as_json({**MINIMAL, "id": ""})
-    _, rejected = take_in([Published("a", text, id="m") for text in (twice, null_twice, empty)])
+    _, rejected = take_in([ClientMessage("a", text, id="m") for text in (twice, null_twice, empty)])
     assert [r.reason for r in rejected] == ["duplicate_key", "no_id", "no_id"]
 
 
@@ -236,7 +242,9 @@ def test_arrow_rows_without_an_id_get_that_of_their_message() -> None:
 def test_source_and_id_name_an_event_within_a_message() -> None:
     other = {**event(1), "source": "/other"}
     again = [event(1), other, event(1, x="again"), event(2)]
-    batch, rejected = take_in([Published("a", as_json(again), position=7), single(event(1), client="b")])
+    batch, rejected = take_in(
+        [ClientMessage("a", as_json(again), position=7), single(event(1), client="b")]
+    )
     assert ids(batch) == ["1", "1", "2", "1"]
     found = only(rejected)
     assert (found.reason, found.event_id, found.position, found.client) == ("duplicate_id", "1", 7, "a")
@@ -249,7 +257,7 @@ def test_each_limit_costs_only_the_events_beyond_it() -> None:
     for _ in range(40):
         deep = [deep]
     rows = [event("first", x="a"), long, wide, event("deep", x=deep), event("more"), event("most")]
-    batch, rejected = take_in([Published("a", as_json(rows)), single(event("last"))], limits)
+    batch, rejected = take_in([ClientMessage("a", as_json(rows)), single(event("last"))], limits)
     assert ids(batch) == ["first", "last"]
     reasons = ["too_large", "too_large", "too_deep", "too_many_events"]
     assert [r.reason for r in rejected] == reasons
@@ -266,7 +274,7 @@ def test_each_limit_costs_only_the_events_beyond_it() -> None:
 def test_new_attributes_in_every_event_end_at_the_limit_of_their_message() -> None:
     limits = Limits(max_attributes=6)  # source and type are two of them
     rows = [event(k, **{f"a{k}": 1}) for k in range(7)]
-    batch, rejected = take_in([Published("eve", as_json([*rows, rows[0] | {"id": "x"}]))], limits)
+    batch, rejected = take_in([ClientMessage("eve", as_json([*rows, rows[0] | {"id": "x"}]))], limits)
     assert ids(batch) == ["0", "1", "2", "3", "x"]
     assert [r.event_id for r in rejected] == ["4", "5", "6"]
 
@@ -299,10 +307,10 @@ def test_no_client_decides_about_the_events_of_another(mine: list[Any], others: 
 
 def test_a_rejection_keeps_the_first_bytes() -> None:
     text = b"{" + b" " * (2 * RAW_BYTES)
-    batch, rejected = take_in([Published("a", text + b"x", position=3)])
+    batch, rejected = take_in([ClientMessage("a", text + b"x", position=3)])
     assert batch is None
     assert only(rejected).raw == (text + b"x")[:RAW_BYTES]
-    assert only(take_in([Published("a", b"abc", "text/plain")])[1]).reason == "content_type"
+    assert only(take_in([ClientMessage("a", b"abc", "text/plain")])[1]).reason == "content_type"
 
 
 # --- Arrow that is not to be trusted -----------------------------------------------------------------
@@ -384,7 +392,7 @@ def test_a_few_bytes_do_not_unpack_to_many() -> None:
 
 
 SAMPLE = encode_events(
-    take_in([Published("a", as_json([event(k, x=k, y="é", z=["a"]) for k in range(3)]))])[0]
+    take_in([ClientMessage("a", as_json([event(k, x=k, y="é", z=["a"]) for k in range(3)]))])[0]
 )
 PACKED = encode_events(events_to_batch([replace(plain(x="x" * 50), id=str(k)) for k in range(100)]))
 
@@ -400,7 +408,7 @@ def test_damaged_arrow_is_rejected_or_valid(data: bytes, changes: list[Any], len
     for where, byte in changes:
         damaged[int(where * (len(damaged) - 1))] = byte
     broken = bytes(damaged[: int(length * len(damaged))])
-    taken, rejected = take_in([Published("a", broken, ARROW_TYPE, "m")])
+    taken, rejected = take_in([ClientMessage("a", broken, ARROW_TYPE, "m")])
     if taken is not None:
         out = [to_cloudevent(taken, row) for row in range(taken.num_rows)]
         assert {found.get("publisher", found["source"]) for found in out} == {"a"}
@@ -445,7 +453,7 @@ def test_an_event_goes_out_as_it_came_in(found: dict[str, Any], client: str) -> 
     assert ("time" in out) == ("time" in found)
     if "time" in found:
         assert datetime.fromisoformat(out["time"]) == datetime.fromisoformat(found["time"])
-    again, _ = take_in([Published(client, msgspec.json.encode(out))])
+    again, _ = take_in([ClientMessage(client, msgspec.json.encode(out))])
     for name in set(batch.schema.names) - {"_size_bytes", "_body"}:
         assert unsized(again).column(name).equals(batch.column(name))
 

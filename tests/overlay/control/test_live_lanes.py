@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ramify.errors import InputError
-from ramify.overlay.control.lanes import Inlet, Verdict, decode_positions, encode_positions
+from ramify.overlay.control.lanes import Inlet, LaneVerdict, decode_positions, encode_positions
 
 
 class Lane(RuleBasedStateMachine):
@@ -56,10 +56,12 @@ class Lane(RuleBasedStateMachine):
     def take(self, number: int) -> None:
         before = self.inlet.taken
         verdict = self.inlet.verdict(number)
-        if verdict is Verdict.NEXT:
+        if verdict is LaneVerdict.NEXT:
             self.pending.append(number)
-        assert (verdict is Verdict.OLD) == (number in {*self.effects, *self.pending} and number <= before)
-        assert (verdict is Verdict.GAP) == (number > before + 1)
+        assert (verdict is LaneVerdict.OLD) == (
+            number in {*self.effects, *self.pending} and number <= before
+        )
+        assert (verdict is LaneVerdict.GAP) == (number > before + 1)
 
     @precondition(lambda self: self.under_way)
     @rule(data=st.data())
@@ -126,10 +128,14 @@ def test_a_reader_takes_what_comes_next_and_nothing_else(came: list[int], start:
     inlet, expected = Inlet(start), start
     for number in came:
         wanted = (
-            Verdict.NEXT if number == expected + 1 else Verdict.OLD if number <= expected else Verdict.GAP
+            LaneVerdict.NEXT
+            if number == expected + 1
+            else LaneVerdict.OLD
+            if number <= expected
+            else LaneVerdict.GAP
         )
         assert inlet.verdict(number) is wanted
-        expected += wanted is Verdict.NEXT
+        expected += wanted is LaneVerdict.NEXT
     assert (inlet.taken, inlet.committed) == (expected, start)
 
 

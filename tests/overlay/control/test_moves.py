@@ -21,25 +21,25 @@ from ramify.errors import InputError, LiveError, PlanError
 from ramify.network.graphs.generators import line
 from ramify.overlay.control import moves
 from ramify.overlay.control.epochs import BrokerReport, EpochError, Epochs
-from ramify.overlay.control.moves import Duty, Onward, View, duty_of, looked
+from ramify.overlay.control.moves import ClientView, Duty, LaneEnd, duty_of, looked
 from ramify.overlay.control.records import (
     STATE,
     Answer,
     ClientRecord,
-    Held,
+    ClientSubscription,
+    ControlState,
+    FilterText,
+    ForwardedRequest,
     Lane,
     LiveEpoch,
     Move,
-    Passed,
     Request,
-    Spelled,
-    State,
     decode,
     encode,
 )
 from ramify.overlay.control.registry import Book, Write, applied, client_key
-from ramify.overlay.control.requests import Rules, ask
-from ramify.overlay.control.revisions import Changes
+from ramify.overlay.control.requests import RequestLimits, ask
+from ramify.overlay.control.revisions import PlanChanges
 from ramify.overlay.live.broker.moves import Porter
 from ramify.overlay.live.coordinator.collector import PUBLISHERS
 from ramify.overlay.live.coordinator.suggestions import suggest
@@ -82,7 +82,7 @@ class Side:
     turn: int = 0
     round: int = 0
     # events of the lane, or the end of it; numbers begin with 1
-    lane: list[int | Onward] = field(default_factory=list)
+    lane: list[int | LaneEnd] = field(default_factory=list)
     position: int = 0
 
 
@@ -144,12 +144,12 @@ class World:
         if self.move is not None:
             self.keep(looked(self.move, self.view(), self.now))
 
-    def view(self) -> View:
+    def view(self) -> ClientView:
         assert self.book is not None
         assert self.book.epochs.wanted is not None
         places = self.book.places_of("c")
         newest = places[self.book.epochs.wanted]
-        return View(self.record.broker, newest, all(at == newest for at in places.values()))
+        return ClientView(self.record.broker, newest, all(at == newest for at in places.values()))
 
     def lead(self) -> Book:
         """The leader; a new one goes on from the store."""
@@ -208,7 +208,7 @@ class World:
 
     def obey(self, name: str) -> None:
         """A broker does what the saved state says, and reports."""
-        side, state = self.sides[name], decode(self.store[STATE], State)
+        side, state = self.sides[name], decode(self.store[STATE], ControlState)
         epochs = Epochs.from_json(bytes(state.epochs))
         for live in state.live:
             revision = live.changes[-1][0] if live.changes else live.base
@@ -242,7 +242,7 @@ class World:
     def place(self, live: LiveEpoch) -> str:
         plan = decode_plan(self.store[live.plan_key])
         for _, key in live.changes:
-            plan = applied(plan, decode(self.store[key], Changes).changes)
+            plan = applied(plan, decode(self.store[key], PlanChanges).changes)
         return place_in(plan)
 
     def do_duty(self, name: str) -> None:
@@ -257,8 +257,8 @@ class World:
         if duty is Duty.END:
             assert move is not None
             last = side.lane[-1] if side.lane else None
-            if not isinstance(last, Onward) or last.move != move.id:
-                side.lane.append(Onward(move.id, move.foreign, move.start))
+            if not isinstance(last, LaneEnd) or last.move != move.id:
+                side.lane.append(LaneEnd(move.id, move.foreign, move.start))
             book = self.lead()
             assert self.move is not None
             move = moves.ended(self.move, len(side.lane), self.now)
@@ -299,7 +299,7 @@ class World:
         found, number = lane[self.at - 1], self.part.base + self.at
         assert number > max(self.got, default=0), "numbers go up"
         self.kept = number
-        if isinstance(found, Onward):
+        if isinstance(found, LaneEnd):
             self.part = moves.next_lane(self.part, self.at, found)
             self.at = self.part.start
             self.left(found.move)
@@ -447,11 +447,11 @@ def test_parts_that_were_read_are_forgotten_and_those_before_with_them() -> None
 
 
 def test_the_end_of_a_lane_says_where_to_go_on_and_nonsense_is_told() -> None:
-    said = Onward("m", "käfer", 7, 3)
+    said = LaneEnd("m", "käfer", 7, 3)
     assert said.encode().isascii()
-    assert Onward.decode(said.encode()) == said
+    assert LaneEnd.decode(said.encode()) == said
     with pytest.raises(InputError, match="where to go on"):
-        Onward.decode('{"to": 1}')
+        LaneEnd.decode('{"to": 1}')
 
 
 # ------------------------------------------------------------------------------------------------ phases
@@ -463,16 +463,16 @@ def offered(**changed: object) -> Move:
 
 
 def test_a_suspended_client_is_not_moved_unless_plans_have_begun() -> None:
-    away = View("a", "a", suspended="quota")
+    away = ClientView("a", "a", suspended="quota")
     for phase in (moves.OFFERED, moves.ACCEPTED, moves.REPLICATED):
         assert looked(offered(phase=phase), away, 1.0).phase == moves.WITHDRAWN
-    assert looked(offered(phase=moves.REPLICATED), View("a", "b", False, "quota"), 1.0).phase == (
+    assert looked(offered(phase=moves.REPLICATED), ClientView("a", "b", False, "quota"), 1.0).phase == (
         moves.SWITCHING
     )
 
 
 def test_an_offer_lapses_and_what_was_accepted_is_given_up_in_the_end() -> None:
-    here = View("a", "a")
+    here = ClientView("a", "a")
     assert looked(offered(), here, 29.0).phase == moves.OFFERED
     assert looked(offered(), here, 31.0).phase == moves.LAPSED
     assert moves.accepted(offered(), 31.0).phase == moves.OFFERED
@@ -483,9 +483,9 @@ def test_an_offer_lapses_and_what_was_accepted_is_given_up_in_the_end() -> None:
 
 
 def test_plans_are_the_truth_also_over_a_move_that_was_given_up() -> None:
-    assert looked(offered(phase=moves.WITHDRAWN), View("a", "b", False), 1.0).phase == moves.SWITCHING
-    assert looked(offered(phase=moves.LAPSED), View("a", "b", True), 1.0).phase == moves.SWITCHED
-    assert looked(offered(phase=moves.DONE), View("c", "c"), 1.0).phase == moves.DONE
+    assert looked(offered(phase=moves.WITHDRAWN), ClientView("a", "b", False), 1.0).phase == moves.SWITCHING
+    assert looked(offered(phase=moves.LAPSED), ClientView("a", "b", True), 1.0).phase == moves.SWITCHED
+    assert looked(offered(phase=moves.DONE), ClientView("c", "c"), 1.0).phase == moves.DONE
 
 
 def test_who_does_what() -> None:
@@ -502,25 +502,25 @@ def test_who_does_what() -> None:
 # -------------------------------------------------------------------------------------------- requests
 
 
-def rules(**more: object) -> Rules:
-    return Rules(frozenset(BROKERS), {}, {}, lambda _: None, **more)  # type: ignore[arg-type]
+def rules(**more: object) -> RequestLimits:
+    return RequestLimits(frozenset(BROKERS), {}, {}, lambda _: None, **more)  # type: ignore[arg-type]
 
 
 def test_a_client_that_moves_may_ask_at_both_brokers_and_afterwards_at_the_new_one() -> None:
-    held = {"c/s": Held(Spelled("x >= 0"))}
+    held = {"c/s": ClientSubscription(FilterText("x >= 0"))}
     record = ClientRecord("c", BROKERS[1], held)
-    new = Request("subscribe", "t", Spelled("x = 2"))
+    new = Request("subscribe", "t", FilterText("x = 2"))
     during = rules(moving={"c": BROKERS[2]})
     for at in BROKERS[1:]:
-        asked = ask(record, Passed(at, "c", new), during)
+        asked = ask(record, ForwardedRequest(at, "c", new), during)
         assert asked.problem is None
         assert asked.record.broker == BROKERS[1], "the record follows when the lane at home has ended"
-    assert ask(record, Passed(BROKERS[0], "c", new), during).problem is not None
+    assert ask(record, ForwardedRequest(BROKERS[0], "c", new), during).problem is not None
     moved = ClientRecord("c", BROKERS[2], held, lanes=[Lane(BROKERS[2], 5)])
-    refused = ask(moved, Passed(BROKERS[1], "c", new), rules()).problem
+    refused = ask(moved, ForwardedRequest(BROKERS[1], "c", new), rules()).problem
     assert refused is not None
     assert (refused.code, refused.broker) == ("moved", BROKERS[2])
-    assert ask(moved, Passed(BROKERS[2], "c", new), rules()).problem is None
+    assert ask(moved, ForwardedRequest(BROKERS[2], "c", new), rules()).problem is None
 
 
 # ------------------------------------------------------------------------------------------------ books
@@ -535,7 +535,7 @@ def test_plans_before_a_switch_keep_a_client_where_it_was_whatever_is_asked_mean
     after, writes = book.move({"c": BROKERS[2]})
     world.put([*writes, book.state()])
     record = book.records["c"]
-    more = {**record.subscriptions, "c/t": Held(Spelled("x = 2"))}
+    more = {**record.subscriptions, "c/t": ClientSubscription(FilterText("x = 2"))}
     book.put_records([msgspec.structs.replace(record, subscriptions=more)])
     world.put([*book.revise(["c/t"]), book.state(), Write(client_key("c"), encode(book.records["c"]))])
     for each in (book, Book.load(world.store.__getitem__, [encode(r) for r in book.records.values()], str)):
@@ -623,7 +623,7 @@ def porter(name: str, records: dict[str, ClientRecord]) -> Porter:
     async def store() -> Store:
         raise LiveError("away")
 
-    async def tell(passed: Passed) -> Answer:
+    async def tell(passed: ForwardedRequest) -> Answer:
         return Answer(ok=True)
 
     return Porter(name, "nats://here", None, tell, store, record)  # type: ignore[arg-type]

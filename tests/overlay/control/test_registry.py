@@ -17,19 +17,28 @@ from ramify.overlay.control.epochs import BrokerReport, EpochError
 from ramify.overlay.control.records import (
     STATE,
     ClientRecord,
-    Held,
+    ClientSubscription,
+    ControlState,
+    FilterText,
+    ForwardedRequest,
     LinkCount,
-    Passed,
     Request,
-    Spelled,
-    State,
     Status,
     decode,
 )
 from ramify.overlay.control.registry import Book, Write, applied, records_of
-from ramify.overlay.control.replan import Cost, Job, Made, Measured, grown, has_risen, make_plans, spec_of
-from ramify.overlay.control.requests import MOST_HELD, Rules, ask
-from ramify.overlay.control.revisions import Changes
+from ramify.overlay.control.replan import (
+    CostMeter,
+    EpochCost,
+    ReplanJob,
+    ReplanResult,
+    grown,
+    has_risen,
+    make_plans,
+    spec_of,
+)
+from ramify.overlay.control.requests import MOST_HELD, RequestLimits, ask
+from ramify.overlay.control.revisions import PlanChanges
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.check import check
@@ -47,7 +56,7 @@ SPECS = ("mst", "explicit", "mult", "mirror-all", "portfolio:trees=2,rounds=2", 
 # mirror-all has no way to v3, where nobody subscribes at first: it cannot take a newcomer there
 PLANS = {spec: make_plan(spec, WORLD.problem) for spec in SPECS}
 SPELLED = [
-    Spelled(
+    FilterText(
         f.get("sql"),
         None if "pattern" not in f else {"x": [{"numeric": [">", 6]}]},
         list(f["keywords"]) if "keywords" in f else None,
@@ -64,15 +73,15 @@ class Names:
         return f"n{next(self._count)}"
 
 
-def rules(book: Book) -> Rules:
+def rules(book: Book) -> RequestLimits:
     plan = book.head.plan
-    return Rules(frozenset(BROKERS), plan.classes.schema, plan.attachments, book.owner.get)
+    return RequestLimits(frozenset(BROKERS), plan.classes.schema, plan.attachments, book.owner.get)
 
 
-def request(book: Book, op: str, client: str, id_: str = "", filter_: int = 0) -> Passed:
+def request(book: Book, op: str, client: str, id_: str = "", filter_: int = 0) -> ForwardedRequest:
     broker = WORLD.attachments.get(client, BROKERS[3])
     what = SPELLED[filter_] if op == "subscribe" else None
-    return Passed(broker, client, Request(op, id_, what), "quota" if op == "suspend" else "")
+    return ForwardedRequest(broker, client, Request(op, id_, what), "quota" if op == "suspend" else "")
 
 
 Step = tuple[str, str, str, int]
@@ -93,7 +102,9 @@ def do(book: Book, step: Step, spec: str) -> list[Write]:
     if op == "rebase":
         return [write for epoch in list(book.live) for write in book.rebase(epoch)] + [book.state()]
     if op == "replan":
-        made = Made.decode(make_plans(Job(grown(book.head.plan, book.wanted), [spec]).encode()))
+        made = ReplanResult.decode(
+            make_plans(ReplanJob(grown(book.head.plan, book.wanted), [spec]).encode())
+        )
         assert made.plan is not None, made.tried
         try:
             _, writes = book.propose(made.plan)
@@ -123,10 +134,10 @@ class Stored:
     def plans(self) -> dict[int, bytes]:
         """What a broker makes of the state: bases with their changes redone."""
         found = {}
-        for epoch in decode(self.values[STATE], State).live:
+        for epoch in decode(self.values[STATE], ControlState).live:
             plan = decode_plan(self.values[epoch.plan_key])
             for revision, key in epoch.changes:
-                changes = decode(self.values[key], Changes)
+                changes = decode(self.values[key], PlanChanges)
                 assert (changes.epoch, changes.revision) == (epoch.epoch, revision)
                 plan = applied(plan, changes.changes)
             found[epoch.epoch] = encode_plan(plan)
@@ -221,18 +232,18 @@ def test_a_takeover_between_two_writes_ends_where_the_leader_would_have(
 # -------------------------------------------------------------------------------------------- requests
 
 
-def empty_rules(**more: object) -> Rules:
+def empty_rules(**more: object) -> RequestLimits:
     given = {"owner": {}.get, "attached": {}} | more
-    return Rules(frozenset(BROKERS), SCHEMA.attributes, **given)  # type: ignore[arg-type]
+    return RequestLimits(frozenset(BROKERS), SCHEMA.attributes, **given)  # type: ignore[arg-type]
 
 
 def passed(
-    op: str, id_: str = "x", filter_: Spelled | None = None, broker: str = "v0", **more: object
-) -> Passed:
-    return Passed(broker, "c", Request(op, id_, filter_, **more))  # type: ignore[arg-type]
+    op: str, id_: str = "x", filter_: FilterText | None = None, broker: str = "v0", **more: object
+) -> ForwardedRequest:
+    return ForwardedRequest(broker, "c", Request(op, id_, filter_, **more))  # type: ignore[arg-type]
 
 
-SQL = Spelled("x > 3")
+SQL = FilterText("x > 3")
 
 
 @settings(max_examples=100, deadline=None)
@@ -241,13 +252,15 @@ SQL = Spelled("x > 3")
         st.tuples(
             st.sampled_from(["subscribe", "unsubscribe", "resume", "suspend", "advertise", "unadvertise"]),
             st.sampled_from(["x", "y", "c/x"]),
-            st.sampled_from([SQL, Spelled("x  >  3"), Spelled("topic = 'a'"), Spelled("x >"), None]),
+            st.sampled_from(
+                [SQL, FilterText("x  >  3"), FilterText("topic = 'a'"), FilterText("x >"), None]
+            ),
         ),
         max_size=12,
     )
 )
 def test_a_request_again_changes_nothing_and_a_refused_one_too(
-    todo: list[tuple[str, str, Spelled | None]],
+    todo: list[tuple[str, str, FilterText | None]],
 ) -> None:
     record = None
     for op, id_, filter_ in todo:
@@ -270,8 +283,8 @@ def test_a_request_again_changes_nothing_and_a_refused_one_too(
 @pytest.mark.parametrize(
     ("request_", "code"),
     [
-        (passed("subscribe", "x", Spelled("x >")), "bad_filter"),
-        (passed("subscribe", "x", Spelled()), "bad_request"),
+        (passed("subscribe", "x", FilterText("x >")), "bad_filter"),
+        (passed("subscribe", "x", FilterText()), "bad_request"),
         (passed("subscribe", "x"), "bad_request"),
         (passed("subscribe", "", SQL), "bad_request"),
         (passed("subscribe", "x", SQL, quota_bytes=0), "bad_request"),
@@ -283,14 +296,14 @@ def test_a_request_again_changes_nothing_and_a_refused_one_too(
         (passed("dance", "x"), "bad_request"),
     ],
 )
-def test_what_is_wrong_with_a_request_is_said(request_: Passed, code: str) -> None:
+def test_what_is_wrong_with_a_request_is_said(request_: ForwardedRequest, code: str) -> None:
     asked = ask(None, request_, empty_rules())
     assert asked.problem is not None
     assert asked.problem.code == code
 
 
 def test_ids_of_a_plan_are_found_and_those_of_others_kept_from() -> None:
-    record = ClientRecord("c", "v0", {"s1": Held(SQL)})
+    record = ClientRecord("c", "v0", {"s1": ClientSubscription(SQL)})
     assert ask(record, passed("unsubscribe", "s1"), empty_rules()).record.subscriptions == {}
     assert "c/s2" in ask(record, passed("subscribe", "s2", SQL), empty_rules()).record.subscriptions
     taken = empty_rules(owner={"c/s2": "other"}.get)
@@ -300,7 +313,7 @@ def test_ids_of_a_plan_are_found_and_those_of_others_kept_from() -> None:
     moved = ask(record, passed("subscribe", "s2", SQL, broker="v1"), empty_rules()).problem
     assert moved is not None
     assert "attached to broker 'v0'" in moved.reason
-    many = ClientRecord("c", "v0", {f"c/{i}": Held(SQL) for i in range(MOST_HELD)})
+    many = ClientRecord("c", "v0", {f"c/{i}": ClientSubscription(SQL) for i in range(MOST_HELD)})
     full = ask(many, passed("subscribe", "s2", SQL), empty_rules()).problem
     assert full is not None
     assert full.code == "limit"
@@ -328,7 +341,7 @@ def test_a_change_is_active_only_where_events_are_routed_with_it() -> None:
     # the plan cannot take it: whoever confirms what, it is not active
     assert book.head.lacks
     assert set(book.missing(asked.ids, book.epochs.revision)) == {"v0", "v1"}
-    made = Made.decode(make_plans(Job(grown(book.head.plan, book.wanted), ["mst"]).encode()))
+    made = ReplanResult.decode(make_plans(ReplanJob(grown(book.head.plan, book.wanted), ["mst"]).encode()))
     assert made.plan is not None
     epoch, _ = book.propose(made.plan)
     revision = book.epochs.revision
@@ -376,7 +389,7 @@ def test_a_new_base_is_spelled_as_those_who_read_it_spell_it() -> None:
     book, writes = Book.first(make_plan("mst", Problem.of(WORLD.overlay, classes, Demand.of([]))), names)
     store.write(writes)
     # the one that spells the class goes
-    asked = ask(book.records["c"], Passed("v0", "c", Request("unsubscribe", "a")), rules(book))
+    asked = ask(book.records["c"], ForwardedRequest("v0", "c", Request("unsubscribe", "a")), rules(book))
     store.write([*book.put_records([asked.record]), *book.revise(asked.ids), book.state()])
     store.write([*book.rebase(1), book.state()])
     assert store.plans() == {1: encode_plan(book.live[1].plan)}
@@ -397,13 +410,15 @@ def test_a_client_at_two_brokers_cannot_be_begun_with() -> None:
 def test_the_cheapest_plan_is_kept_only_when_it_saves_enough() -> None:
     old = make_plan("broadcast", WORLD.problem)
     demand = replace(WORLD.demand, cell=np.full_like(WORLD.demand.cell, -1))
-    made = Made.decode(make_plans(Job(old, ["mst", "explicit"], demand, 0.05).encode()))
+    made = ReplanResult.decode(make_plans(ReplanJob(old, ["mst", "explicit"], demand, 0.05).encode()))
     costs = {each.spec: each.cost for each in made.tried}
     assert made.plan is not None
     assert made.new_cost == min(cost for cost in costs.values() if cost is not None)
     assert costs[made.plan.scheme] == made.new_cost
     assert made.saving == pytest.approx(1 - made.new_cost / made.old_cost)  # type: ignore[operator]
-    none = Made.decode(make_plans(Job(old, ["mst", "explicit"], demand, made.saving).encode()))
+    none = ReplanResult.decode(
+        make_plans(ReplanJob(old, ["mst", "explicit"], demand, made.saving).encode())
+    )
     assert none.plan is None
     assert none.saving == made.saving
 
@@ -418,7 +433,7 @@ def test_a_plan_is_weighed_on_events_that_it_has_not_seen() -> None:
     demand = Demand.of(patterns)
     old = make_plan("mst", Problem.of(overlay, classes, demand))
     spec = "portfolio:trees=16,rounds=4"
-    told = Made.decode(make_plans(Job(old, [spec], demand, 0.0).encode()))
+    told = ReplanResult.decode(make_plans(ReplanJob(old, [spec], demand, 0.0).encode()))
     in_sample = price(make_plan(spec, Problem.of(overlay, classes, demand)), demand).cost
     assert told.saving is not None
     assert told.saving < 1 - in_sample / price(old, demand).cost, (
@@ -436,7 +451,7 @@ def test_the_spec_of_a_plan_makes_it_again() -> None:
 
 def test_measured_cost_counts_each_session_once_at_the_price_of_the_direction() -> None:
     overlay = Overlay.build("two", ["a", "b"], [Link("a", "b", 3.0, 5.0, 1.0)])
-    measured = Measured()
+    measured = CostMeter()
 
     def status(broker: str, session: str, at: float, entered: int, sent: Mapping[str, int]) -> Status:
         links = {to: LinkCount(1, count, 2 * count) for to, count in sent.items()}
@@ -461,5 +476,5 @@ def test_measured_cost_counts_each_session_once_at_the_price_of_the_direction() 
 def test_a_cost_has_risen_beyond_the_tolerance_or_not(
     before: float | None, after: float | None, risen: bool
 ) -> None:
-    costs = [Cost(1, 0 if c is None else 10**9, c or 0.0) for c in (before, after)]
+    costs = [EpochCost(1, 0 if c is None else 10**9, c or 0.0) for c in (before, after)]
     assert has_risen(*costs, 0.05) is risen

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError
-from ramify.overlay.control.records import ClientRecord, Held, Spelled
+from ramify.overlay.control.records import ClientRecord, ClientSubscription, FilterText
 from ramify.overlay.control.registry import applied, records_of, revised, spelled
 from ramify.overlay.control.shares import Share, compared, covering, owner, owners
 from ramify.planning.demand.classes import Classes
@@ -64,7 +64,7 @@ def test_a_filter_without_attributes_is_everybodys_and_nobody_owns_nothing() -> 
 def _record(client: str, held: dict[str, tuple[int, bool]]) -> ClientRecord:
     """Subscriptions id -> (number of a filter, whether it is suspended)."""
     rows = {
-        id_: Held(
+        id_: ClientSubscription(
             spelled(Subscription(id_, client, "v0", **FILTERS[number])),  # type: ignore[arg-type]
             suspended="quota" if off else "",
         )
@@ -77,7 +77,7 @@ def _put(share: Share, key: str, record: ClientRecord) -> None:
     share.put(key, record, share.read(key, record))
 
 
-def _should_keep(share: Share, records: dict[str, ClientRecord]) -> dict[str, Spelled]:
+def _should_keep(share: Share, records: dict[str, ClientRecord]) -> dict[str, FilterText]:
     rows = [Subscription("s", "c", "v0", **given) for given in FILTERS]  # type: ignore[arg-type]
     found = {}
     for record in records.values():
@@ -89,7 +89,7 @@ def _should_keep(share: Share, records: dict[str, ClientRecord]) -> dict[str, Sp
     return found
 
 
-def _all(share: Share) -> dict[str, Spelled]:
+def _all(share: Share) -> dict[str, FilterText]:
     return share.page("", 1 << 30)[0]
 
 
@@ -151,7 +151,7 @@ def test_each_filter_is_parsed_once_and_one_that_cannot_be_read_is_named() -> No
         again = Share("k0", ["k0", "k1"], SCHEMA.attributes, share)
         _put(again, "clients.c", _record("c", {"a": (0, False), "b": (2, False)}))
         assert parsed == ["a", "b"]
-        bad = ClientRecord("d", "v0", {"d/x": Held(Spelled("topic >"))})
+        bad = ClientRecord("d", "v0", {"d/x": ClientSubscription(FilterText("topic >"))})
         _put(share, "clients.d", bad)
     assert list(share.unreadable) == ["d/x"]
     assert set(_all(share)) == {"a", "b"}
@@ -174,7 +174,7 @@ def test_a_filter_that_changed_is_read_anew() -> None:
 def test_pages_put_together_are_all(most: int) -> None:
     share = Share("k0", ["k0"], SCHEMA.attributes)
     _put(share, "clients.c", _record("c", {f"c/{i}": (i % len(FILTERS), False) for i in range(9)}))
-    found, after, more = dict[str, Spelled](), "", True
+    found, after, more = dict[str, FilterText](), "", True
     while more:
         page, more = share.page(after, most)
         assert page
@@ -198,7 +198,7 @@ def test_those_that_cover_are_named() -> None:
 
 
 def test_differences_of_a_share_and_the_registry_are_named() -> None:
-    a, b = Spelled("x > 1"), Spelled("x > 2")
+    a, b = FilterText("x > 1"), FilterText("x > 2")
     names = ["k0", "k1"]
     mine = owner("x", names)
     other = next(name for name in names if name != mine)

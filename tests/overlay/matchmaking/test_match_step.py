@@ -11,14 +11,14 @@ from ramify.content.events.events import Event, events_to_batch
 from ramify.errors import InputError
 from ramify.network.graphs.overlay import Link, Overlay
 from ramify.overlay.control.frames import decode_events, encode_events
-from ramify.overlay.control.intake import ARROW_TYPE, Published
+from ramify.overlay.control.intake import ARROW_TYPE, ClientMessage
 from ramify.overlay.control.names import DELIVER, LINK, MATCH, name_of
 from ramify.overlay.control.output import Output
-from ramify.overlay.control.records import Passed, Request, Spelled
-from ramify.overlay.control.steps import Linked
+from ramify.overlay.control.records import FilterText, ForwardedRequest, Request
+from ramify.overlay.control.steps import NeighbourMessage
 from ramify.overlay.matchmaking.messages import Count, Packet, encode_packet
 from ramify.overlay.matchmaking.places import PER_SOURCE, SHARED, places_of_overlay
-from ramify.overlay.matchmaking.simulate import Network
+from ramify.overlay.matchmaking.simulate import MatchNetwork
 from ramify.overlay.matchmaking.step import BAD_PACKET, OUTSIDE, MatchNode
 from worlds import SCHEMA
 
@@ -36,7 +36,7 @@ class Wires:
         self.most_bytes = most_bytes
         self.nodes = {name: self.node(name) for name in self.places}
         self.saved: dict[str, bytes | None] = dict.fromkeys(self.places)
-        self.lanes: dict[tuple[str, str], deque[Linked]] = {}
+        self.lanes: dict[tuple[str, str], deque[NeighbourMessage]] = {}
         self.numbers: dict[tuple[str, str], int] = {}
         self.got: list[tuple[str, str]] = []
         self.rejected: list[tuple[str | None, str]] = []
@@ -62,7 +62,7 @@ class Wires:
             if kind == LINK:
                 lane = name, name_of(to)
                 self.numbers[lane] = self.numbers.get(lane, 0) + 1
-                linked = Linked(name, self.numbers[lane], output.headers, output.payload)
+                linked = NeighbourMessage(name, self.numbers[lane], output.headers, output.payload)
                 self.lanes.setdefault(lane, deque()).append(linked)
             elif kind == DELIVER:
                 ids = json.loads(output.headers["F"])
@@ -76,7 +76,7 @@ class Wires:
         return True
 
     def ask(self, name: str, client: str, *requests: Request) -> None:
-        passed = [Passed(name, client, request) for request in requests]
+        passed = [ForwardedRequest(name, client, request) for request in requests]
         while passed:
             answers, outputs = self.nodes[name].apply(passed)
             assert all(answer.ok for answer in answers), answers
@@ -85,7 +85,7 @@ class Wires:
 
     def publish(self, name: str, client: str, *events: Event) -> None:
         payload = encode_events(events_to_batch(list(events), SCHEMA))
-        published = Published(client, payload, ARROW_TYPE, None, 7)
+        published = ClientMessage(client, payload, ARROW_TYPE, None, 7)
         while True:
             done = self.nodes[name].step([published], [])
             if self.commit(name, done.outputs):
@@ -133,7 +133,7 @@ def test_lost_steps_change_nothing(
             wires.ask(name, f"c-{name}", Request(f"un{op}", f"i{low}"))
         else:
             kept[name].add(low)
-            spelled = Spelled(sql=f"x BETWEEN {low} AND {low + 2}")
+            spelled = FilterText(sql=f"x BETWEEN {low} AND {low + 2}")
             wires.ask(name, f"c-{name}", Request(op, f"i{low}", spelled))
         if rng.random() < 0.3:
             wires.run()
@@ -158,7 +158,7 @@ def test_lost_steps_change_nothing(
 
 
 def _same_as_simulated(wires: Wires) -> None:
-    network = Network(wires.places.values(), {})
+    network = MatchNetwork(wires.places.values(), {})
     for name, node in wires.nodes.items():
         network.advertise(name, *node.match.state.own_ads.values())
         network.subscribe(name, *node.match.state.own_subs.values())
@@ -178,7 +178,7 @@ def test_an_event_before_the_end_of_its_channel_arrives_and_one_after_it_does_no
     """The packet with the end and the events around it are one step."""
     wires = Wires(SHARED, 0, 1 << 20)
     wires.rng.random = partial(lambda: 1.0)  # type: ignore[method-assign]
-    everything = Spelled(sql="x >= 0")
+    everything = FilterText(sql="x >= 0")
     # v4 and v5 are neighbours in the tree, or have one between
     wires.ask("v0", "p", Request("advertise", "a", everything))
     wires.ask("v5", "s", Request("subscribe", "s", everything))
@@ -201,12 +201,12 @@ def test_a_packet_that_cannot_be_is_rejected_and_the_rest_goes_on() -> None:
     node = MatchNode(places_of_overlay(OVERLAY, SHARED)["v0"])
     sender = node.place.neighbours[0]
     before = node.match.snapshot()
-    good = Linked(sender, 1, {"M": "1/1"}, encode_packet(Packet(1, [Count(sender, 2)])))
+    good = NeighbourMessage(sender, 1, {"M": "1/1"}, encode_packet(Packet(1, [Count(sender, 2)])))
     bad = [
-        Linked(sender, 2, {"M": "1/1"}, b"nonsense"),
-        Linked(sender, 3, {"M": "x/y"}, b""),
-        Linked(sender, 4, {"M": "2/2"}, b""),
-        Linked(sender, 5, {"M": "1/1"}, encode_packet(Packet(9, [Count(sender, 3)]))),
+        NeighbourMessage(sender, 2, {"M": "1/1"}, b"nonsense"),
+        NeighbourMessage(sender, 3, {"M": "x/y"}, b""),
+        NeighbourMessage(sender, 4, {"M": "2/2"}, b""),
+        NeighbourMessage(sender, 5, {"M": "1/1"}, encode_packet(Packet(9, [Count(sender, 3)]))),
     ]
     alone = node.step([], bad)
     assert [each.reason for each in alone.rejected] == [BAD_PACKET] * 4
@@ -215,7 +215,7 @@ def test_a_packet_that_cannot_be_is_rejected_and_the_rest_goes_on() -> None:
     assert [each.position for each in done.rejected] == [2, 3, 4, 5]
     assert done.changed
     assert node.match.state.advertised[sender] == 2
-    stray = Linked(
+    stray = NeighbourMessage(
         sender, 6, {"O": "v0", "N": "1"}, encode_events(events_to_batch([event("e", "p", 1)], SCHEMA))
     )
     assert [each.reason for each in node.step([], [stray]).rejected] == ["bad_frame"]
@@ -225,7 +225,9 @@ def test_a_packet_that_cannot_be_is_rejected_and_the_rest_goes_on() -> None:
 def test_a_state_of_another_place_is_refused() -> None:
     shared, per_source = (places_of_overlay(OVERLAY, trees) for trees in (SHARED, PER_SOURCE))
     node = MatchNode(shared["v1"])
-    _, outputs = node.apply([Passed("v1", "p", Request("advertise", "a", Spelled(sql="x = 1")))])
+    _, outputs = node.apply(
+        [ForwardedRequest("v1", "p", Request("advertise", "a", FilterText(sql="x = 1")))]
+    )
     saved = b"".join(output.payload for output in outputs if output.lane == MATCH)
     with pytest.raises(InputError, match="overlay or the trees were changed"):
         MatchNode(per_source["v1"]).load(saved)
@@ -237,8 +239,8 @@ def test_requests_may_be_made_again_and_are_answered_by_what_is_kept() -> None:
     node = MatchNode(places_of_overlay(OVERLAY, SHARED)["v1"])
 
     def ask(op: str, id_: str = "", sql: str | None = None, client: str = "c") -> object:
-        filter_ = None if sql is None else Spelled(sql=sql)
-        (answer,), _ = node.apply([Passed("v1", client, Request(op, id_, filter_), "quota")])
+        filter_ = None if sql is None else FilterText(sql=sql)
+        (answer,), _ = node.apply([ForwardedRequest("v1", client, Request(op, id_, filter_), "quota")])
         node.settled()
         if op == "list":
             assert answer.client is not None

@@ -30,7 +30,7 @@ from ramify.overlay.matchmaking.messages import (
     encode_packet,
 )
 from ramify.overlay.matchmaking.over_plan import match_plan, systems_of_plan
-from ramify.overlay.matchmaking.simulate import Network, places_of_parents
+from ramify.overlay.matchmaking.simulate import MatchNetwork, places_of_parents
 from ramify.overlay.matchmaking.state import MatchError
 from ramify.overlay.matchmaking.trees import MatchTrees
 from ramify.planning.demand.classes import Classes
@@ -94,7 +94,7 @@ class Oracle:
             way.append(self.parents[origin][way[-1]])
         return way[::-1]
 
-    def check(self, network: Network) -> None:
+    def check(self, network: MatchNetwork) -> None:
         assert network.is_quiet
         self._check_channels(network)
         index = {name: i for i, name in enumerate(self.names)}
@@ -110,7 +110,7 @@ class Oracle:
             for (u, v), kind in marks.items():
                 assert made.marks[index[u], index[v]] == kind, (origin, u, v)
 
-    def _check_channels(self, network: Network) -> None:
+    def _check_channels(self, network: MatchNetwork) -> None:
         filters = network.brokers[self.names[0]].filters
         expected: dict[str, set[tuple[str, str, str, str, str, str]]] = {name: set() for name in self.names}
         for x, ads in self.ads.items():
@@ -131,7 +131,7 @@ class Oracle:
             }
             assert held == expected[name], name
 
-    def check_events(self, network: Network) -> None:
+    def check_events(self, network: MatchNetwork) -> None:
         """Events inside their advertisement reach exactly the subscriptions that match; others nobody."""
         filters = network.brokers[self.names[0]].filters
         for x in self.names:
@@ -150,7 +150,7 @@ class Oracle:
                 assert sorted(got) == sorted(s.id for s in everyone if filters.of(s).holds(event))
 
 
-def act(network: Network, oracle: Oracle, what: str, broker: str, number: int, text: str) -> None:
+def act(network: MatchNetwork, oracle: Oracle, what: str, broker: str, number: int, text: str) -> None:
     """A join, a leave or an update."""
     if what in ("advertise", "unadvertise"):
         id_, held, client = f"a-{broker}-{number}", oracle.ads[broker], "pub"
@@ -164,7 +164,7 @@ def act(network: Network, oracle: Oracle, what: str, broker: str, number: int, t
         getattr(network, what)(broker, held[id_])
 
 
-class Wire(Network):
+class Wire(MatchNetwork):
     """Packets cross a wire as bytes and come twice; brokers stop and go on from their snapshots."""
 
     def _send(self, sender: str, packets: dict[str, Packet]) -> None:
@@ -192,7 +192,7 @@ ACTS = st.tuples(
 )
 
 
-def settle(network: Network, most: int = 20_000) -> None:
+def settle(network: MatchNetwork, most: int = 20_000) -> None:
     while not network.is_quiet:
         network.step()
         assert not network.invalid()
@@ -222,7 +222,7 @@ def test_after_anything_the_pairs_that_match_have_channels(
     oracle.check_events(network)
 
 
-def set_count(network: Network, oracle: Oracle, what: str, broker: str, count: int) -> None:
+def set_count(network: MatchNetwork, oracle: Oracle, what: str, broker: str, count: int) -> None:
     """Let a broker have so many advertisements or subscriptions, all at once."""
     held = (oracle.ads if what == "advertise" else oracle.subs)[broker]
     wanted = {f"{what[0]}-{broker}-{i}" for i in range(count)}
@@ -246,7 +246,7 @@ def test_marks_turn_often_and_stay_valid(kind: str, part: int) -> None:
     for seed in range(40 * part, 40 * part + 40):
         random = Random(seed)
         names, parents = random_parents(random, kind, most=5)
-        network = Network(places_of_parents(names, parents, kind == "shared"), SCHEMA, seed)
+        network = MatchNetwork(places_of_parents(names, parents, kind == "shared"), SCHEMA, seed)
         oracle = Oracle(names, parents)
         for _ in range(40):
             what = random.choice(["advertise", "subscribe"])
@@ -271,7 +271,7 @@ def test_a_channel_whose_ends_stay_is_never_interrupted(
     """Marks turn while others come and go; an event of the lasting pair always finds its way."""
     random = Random(seed)
     names, parents = random_parents(random, "any")
-    network = Network(places_of_parents(names, parents), SCHEMA, seed)
+    network = MatchNetwork(places_of_parents(names, parents), SCHEMA, seed)
     oracle = Oracle(names, parents)
     x, y = random.choice(names), random.choice(names)
     network.advertise(x, Descriptor("kept-ad", "pub", "sql", "k < 8"))
@@ -287,7 +287,7 @@ def test_a_channel_whose_ends_stay_is_never_interrupted(
     assert "kept-sub" in reached(network, x, {"k": 5})
 
 
-def reached(network: Network, origin: str, event: dict[str, int]) -> list[str]:
+def reached(network: MatchNetwork, origin: str, event: dict[str, int]) -> list[str]:
     got: list[str] = []
     todo = [origin]
     while todo:
@@ -320,7 +320,7 @@ def subs(name: str, count: int, text: str = "k < 9") -> list[Descriptor]:
 def test_where_trees_disagree_one_broker_solves_for_all() -> None:
     """The instance on which the printed algorithm fails: the optimum is all s, 12 descriptors."""
     parents = {"7": {"1": "7", "2": "1"}, "1": {"2": "1", "7": "2"}}
-    network = Network(places_of_parents(["1", "2", "7"], parents), SCHEMA)
+    network = MatchNetwork(places_of_parents(["1", "2", "7"], parents), SCHEMA)
     network.advertise("7", *ads(5))
     network.advertise("1", *(Descriptor(f"b{i}", "pub", "sql", "k < 9") for i in range(2)))
     network.subscribe("2", *subs("two", 1))
@@ -340,7 +340,7 @@ def test_where_trees_disagree_one_broker_solves_for_all() -> None:
 
 def test_figure_2_is_found_by_brokers_alone() -> None:
     parents = {x: _nearest(x, list("ABCD"), {("A", "B"): 1, ("B", "C"): 1, ("B", "D"): 1}) for x in "ABCD"}
-    network = Network(places_of_parents("ABCD", parents, shared=True), SCHEMA)
+    network = MatchNetwork(places_of_parents("ABCD", parents, shared=True), SCHEMA)
     network.advertise("A", *ads(2))
     network.subscribe("C", *subs("c", 1))
     network.subscribe("D", *subs("d", 3))
@@ -351,7 +351,7 @@ def test_figure_2_is_found_by_brokers_alone() -> None:
 
 
 def test_an_update_that_keeps_the_counts_moves_content_only() -> None:
-    network = Network(places_of_parents("ABCD", line(*"ABCD"), shared=True), SCHEMA)
+    network = MatchNetwork(places_of_parents("ABCD", line(*"ABCD"), shared=True), SCHEMA)
     network.advertise("A", *ads(3))
     network.subscribe("D", *subs("d", 1))
     network.run()
@@ -379,7 +379,7 @@ def test_an_event_outside_its_advertisement_is_refused_with_the_reason() -> None
 
 
 def test_every_spelling_is_matched() -> None:
-    network = Network(places_of_parents("AB", line("A", "B"), shared=True))
+    network = MatchNetwork(places_of_parents("AB", line("A", "B"), shared=True))
     network.advertise("A", Descriptor("a", "pub", "keywords", '["news", "sport"]'))
     network.subscribe("B", Descriptor("w", "sub", "keywords", '[["news", "local"]]'))
     network.subscribe("B", Descriptor("p", "sub", "pattern", '{"x": [{"numeric": [">", 6]}]}'))

@@ -17,7 +17,7 @@ from ramify.errors import PlanError
 from ramify.network.graphs.generators import line
 from ramify.network.graphs.overlay import Link, Overlay
 from ramify.overlay.routing.header_rules import HeaderRules
-from ramify.overlay.routing.plan import Added, Removed, Revision, RoutingPlan
+from ramify.overlay.routing.plan import AddedSubscription, RemovedSubscription, Revision, RoutingPlan
 from ramify.overlay.routing.router import Frame, Router
 from ramify.overlay.routing.simulator import Simulator
 from ramify.planning.choosing.revise import add_subscription, delete_subscription
@@ -58,7 +58,7 @@ def histories(draw: st.DrawFn) -> tuple[World, list[Plan], list[Revision]]:
         if known and draw(st.booleans()):
             gone = draw(st.sampled_from(known))
             change = delete_subscription(plan, gone)
-            done.append(Removed(gone, change.growth))
+            done.append(RemovedSubscription(gone, change.growth))
         else:
             broker = draw(st.sampled_from(world.overlay.brokers))
             spelled = draw(st.sampled_from(FILTERS))
@@ -72,7 +72,7 @@ def histories(draw: st.DrawFn) -> tuple[World, list[Plan], list[Revision]]:
             except PlanError:
                 assert plan.scheme == "semcast-delay" or not plan.scheme.startswith("semcast")
                 continue
-            done.append(Added(row, change.class_id, change.channels, change.growth))
+            done.append(AddedSubscription(row, change.class_id, change.channels, change.growth))
         plans.append(change.plan)
     return world, plans, done
 
@@ -177,10 +177,10 @@ def test_a_broker_that_came_back_by_another_way_takes_events_from_its_parent_alo
     events = (Event(id="e", publisher="r", attributes={"x": 1}, size_bytes=1),)
     world = World(overlay, tuple(rows), {}, events)
     old = RoutingPlan(Plan("semcast", overlay, classes, (channel,)))
-    left = old.revised([Removed("b", Growth(without=1, pruned=((0, ((1, 2),)),)))])
+    left = old.revised([RemovedSubscription("b", Growth(without=1, pruned=((0, ((1, 2),)),)))])
     again = replace(rows[1], id="b again")
     grown = Growth(like=(1, 0), grown=((0, ((0, 2),)),))
-    new = left.revised([Added(again, 1, (0,), grown)])
+    new = left.revised([AddedSubscription(again, 1, (0,), grown)])
     plans = [Plan("semcast", overlay, classes, (channel,))]
     assert mixed(world, plans, [old, new], lambda broker: 0 if broker == 1 else 1) == Counter(
         {("e", "a"): 1, ("e", "b again"): 1}
@@ -202,7 +202,7 @@ def test_a_merged_hierarchy_that_empties_takes_nothing_from_the_other(behind: st
     events = (Event(id="e", publisher=overlay.brokers[0], attributes={"x": 3}, size_bytes=1),)
     world = World(overlay, tuple(rows), {}, events)
     old = RoutingPlan(plan)
-    new = old.revised([Removed("s1", delete_subscription(plan, "s1").growth)])
+    new = old.revised([RemovedSubscription("s1", delete_subscription(plan, "s1").growth)])
     late = 0 if behind == "publisher" else 1
     found = mixed(world, [plan], [old, new], lambda broker: late if broker == 0 else 1 - late)
     assert found["e", "s0"] == 1
@@ -219,7 +219,7 @@ def test_an_opened_channel_is_not_rejected_where_it_is_not_known_yet() -> None:
     change = add_subscription(plan, row, Demand.of([]))
     assert change.growth.opened
     old = RoutingPlan(plan)
-    new = old.revised([Added(row, change.class_id, change.channels, change.growth)])
+    new = old.revised([AddedSubscription(row, change.class_id, change.channels, change.growth)])
     found = mixed(world, [plan], [old, new], lambda broker: int(broker % 2))
     assert {pair for pair in found if pair[1] != "new"} == served(plan, world)  # type: ignore[index]
     assert np.array_equal(new.hosts[: len(old.hosts)], old.hosts)
@@ -242,7 +242,7 @@ def test_a_leg_of_its_own_to_an_opened_channel_is_no_trouble_where_it_is_not_kno
     assert change.plan.leg(0, 1) == (0, 2, 1)
     assert change.late is None
     old = RoutingPlan(plan)
-    new = old.revised([Added(row, change.class_id, change.channels, change.growth)])
+    new = old.revised([AddedSubscription(row, change.class_id, change.channels, change.growth)])
     events = (Event(id="e", publisher="a", attributes={"x": 2}, size_bytes=1),)
     world = World(overlay, (), {}, events)
     late = overlay.index[behind]

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from ramify.errors import InputError
 from ramify.overlay.control.frames import encode_events
 from ramify.overlay.control.names import token
-from ramify.overlay.control.steps import Linked, Node, _headers
+from ramify.overlay.control.steps import NeighbourMessage, Node, _headers
 from ramify.overlay.routing.header_rules import HeaderRules
-from ramify.overlay.routing.headers import Header, Kind, carried_tree
+from ramify.overlay.routing.headers import Header, HeaderKind, carried_tree
 from ramify.overlay.routing.router import Frame, Router, RoutingPlan
 from ramify.planning.plans.plan import Plan
 from ramify.planning.schemes.catalog import SCHEMES, make_plan
@@ -35,7 +35,7 @@ def routed(world: World, plan: Plan) -> Iterator[tuple[int, int, Header]]:
         for to, onward in routers[here].route(frame, sender).forwards:
             assert onward.header is not None
             header = Header.decode(onward.header.encode())
-            if header.kind is Kind.NOTE:
+            if header.kind is HeaderKind.NOTE:
                 header = Header(**{**_fields(header), "channels": onward.header.channels})
             yield here, to, header
             open_ones.append((to, here, Frame(onward.events, header)))
@@ -77,14 +77,14 @@ small = st.integers(-1, 12) | st.integers(0, 1 << 29)
 @st.composite
 def hostile(draw: st.DrawFn) -> bytes:
     """Headers that are well formed and mean nothing, or damaged."""
-    kind = draw(st.sampled_from(list(Kind)))
+    kind = draw(st.sampled_from(list(HeaderKind)))
     number = small.map(lambda n: max(n, 0))
     children = {0: draw(st.lists(number.filter(bool), max_size=3, unique=True))}
     header = Header(
         kind,
         draw(number),
         draw(st.integers(0, 255)),
-        tuple(draw(st.lists(number, max_size=3))) if kind is Kind.LEG else (draw(number),),
+        tuple(draw(st.lists(number, max_size=3))) if kind is HeaderKind.LEG else (draw(number),),
         draw(number),
         carried_tree(0, children, {0}),
         tuple(sorted(draw(st.lists(number, max_size=3)))),
@@ -129,7 +129,7 @@ def test_no_header_can_make_a_broker_fail_or_write_where_no_link_is(
         headers = {"E": data.draw(EPOCHS), "H": text, "C": data.draw(CHANNELS), "N": "1"}
         for name in data.draw(st.lists(st.sampled_from("EHC"), max_size=1)):
             del headers[name]
-        messages.append(Linked(sender, number, headers, payload))
+        messages.append(NeighbourMessage(sender, number, headers, payload))
     done = node.step([], messages)
     lanes = {f"out.link.{token(name)}" for name in linked}
     clients = {f"out.deliver.{token(row.client)}" for row in world.subscriptions}
@@ -144,7 +144,7 @@ def test_a_good_frame_is_taken_and_its_damaged_twin_is_rejected() -> None:
     node.install(3, RoutingPlan(plan))
     node.flip(3)
     payload = encode_events(world.batch)
-    taken = Linked(names[sender], 1, _headers(3, header, 1), payload)
+    taken = NeighbourMessage(names[sender], 1, _headers(3, header, 1), payload)
     assert not node.step([], [taken]).rejected
     wrong = {
         "channel": {"channels": (999,)},
@@ -155,11 +155,11 @@ def test_a_good_frame_is_taken_and_its_damaged_twin_is_rejected() -> None:
     for says, fields in wrong.items():
         bad = _headers(3, Header(**{**_fields(header), **fields}), 1)
         who = "nobody" if says == "no link" else names[sender]
-        done = node.step([], [Linked(who, 2, bad, payload), taken])
+        done = node.step([], [NeighbourMessage(who, 2, bad, payload), taken])
         assert [entry.reason for entry in done.rejected] == ["bad_frame"]
         assert says in done.rejected[0].detail
         assert done.events_in == world.batch.num_rows
-    done = node.step([], [Linked(names[sender], 2, _headers(9, header, 1), payload)])
+    done = node.step([], [NeighbourMessage(names[sender], 2, _headers(9, header, 1), payload)])
     assert "epoch 9 is not known here" in done.rejected[0].detail
 
 
@@ -173,7 +173,9 @@ def test_events_without_id_or_size_are_rejected(column: str) -> None:
     node.install(3, RoutingPlan(plan))
     node.flip(3)
     payload = encode_events(batch.set_column(at, batch.schema.field(at), nulls))
-    done = node.step([], [Linked(plan.overlay.brokers[sender], 1, _headers(3, header, 1), payload)])
+    done = node.step(
+        [], [NeighbourMessage(plan.overlay.brokers[sender], 1, _headers(3, header, 1), payload)]
+    )
     assert [entry.reason for entry in done.rejected] == ["bad_frame"]
     assert column in done.rejected[0].detail
 

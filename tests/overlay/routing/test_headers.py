@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.errors import InputError
-from ramify.overlay.routing.headers import Header, Kind, carried_tree, read_carried
+from ramify.overlay.routing.headers import Header, HeaderKind, carried_tree, read_carried
 
 BROKERS = st.integers(0, 40_000)
 
@@ -22,7 +22,7 @@ def trees(draw: st.DrawFn) -> tuple[int, dict[int, list[int]], set[int]]:
 
 @st.composite
 def headers(draw: st.DrawFn) -> Header:
-    kind = draw(st.sampled_from(list(Kind)))
+    kind = draw(st.sampled_from(list(HeaderKind)))
     one = draw(BROKERS)
     several = tuple(draw(st.lists(BROKERS, max_size=4)))
     label = draw(st.none() | st.tuples(BROKERS, BROKERS))
@@ -31,10 +31,10 @@ def headers(draw: st.DrawFn) -> Header:
         kind,
         draw(BROKERS),
         draw(st.integers(0, 255)),
-        several if kind is Kind.LEG else () if kind is Kind.NOTE else (one,),
-        draw(BROKERS) if kind in (Kind.LEG, Kind.NOTE, Kind.COPY) else -1,
-        carried_tree(root, children, wanted) if kind is Kind.CARRIED else b"",
-        tuple(sorted(set(draw(st.lists(BROKERS, max_size=6))))) if kind is Kind.LIST else (),
+        several if kind is HeaderKind.LEG else () if kind is HeaderKind.NOTE else (one,),
+        draw(BROKERS) if kind in (HeaderKind.LEG, HeaderKind.NOTE, HeaderKind.COPY) else -1,
+        carried_tree(root, children, wanted) if kind is HeaderKind.CARRIED else b"",
+        tuple(sorted(set(draw(st.lists(BROKERS, max_size=6))))) if kind is HeaderKind.LIST else (),
         label,
     )
 
@@ -50,7 +50,7 @@ def test_a_header_that_is_cut_off_or_too_long_is_refused(header: Header, data: s
     with pytest.raises(InputError):
         Header.decode(whole[: data.draw(st.integers(0, len(whole) - 1))])
     with pytest.raises(InputError):
-        Header.decode(whole + b"\x00" * (1 if header.kind is not Kind.CARRIED else 2))
+        Header.decode(whole + b"\x00" * (1 if header.kind is not HeaderKind.CARRIED else 2))
 
 
 @given(st.binary(max_size=40))
@@ -80,4 +80,4 @@ def test_every_broker_finds_its_own_part_of_a_carried_tree(
 
 
 def test_a_long_journey_keeps_its_hop_count_at_the_most() -> None:
-    assert Header.decode(Header(Kind.NOTE, 1, 1_000, target=2).encode()).hops == 255
+    assert Header.decode(Header(HeaderKind.NOTE, 1, 1_000, target=2).encode()).hops == 255

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.overlay.routing.router import Router, RoutingPlan
-from ramify.overlay.routing.simulator import Simulated, Simulator
+from ramify.overlay.routing.simulator import SimulationResult, Simulator
 from ramify.planning.plans.check import _form
 from ramify.planning.plans.plan import Plan
 from ramify.planning.pricing.price import Price, price
 from worlds import World, plans, worlds
 
 
-def same(priced: Price, done: Simulated) -> None:
+def same(priced: Price, done: SimulationResult) -> None:
     for name in ("messages", "payload", "wire", "leg_messages"):
         np.testing.assert_array_equal(getattr(priced, name), getattr(done, name), err_msg=name)
     for name in ("matchings", "broker_duplicates", "link_duplicates", "visits", "waste"):

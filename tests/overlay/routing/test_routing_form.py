@@ -16,8 +16,8 @@ from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError
 from ramify.network.graphs.overlay import Link, Overlay
 from ramify.overlay.routing.form import decode_routing, encode_routing
-from ramify.overlay.routing.plan import Added, Removed, Revision
-from ramify.overlay.routing.router import Frame, Routed, Router, RoutingPlan
+from ramify.overlay.routing.plan import AddedSubscription, RemovedSubscription, Revision
+from ramify.overlay.routing.router import Frame, RoutedFrame, Router, RoutingPlan
 from ramify.planning.choosing.revise import delete_subscription, redo
 from ramify.planning.plans.plan import Plan, Stamped
 from ramify.planning.schemes.catalog import make_plan
@@ -35,7 +35,7 @@ def walked(routing: RoutingPlan, batch: pa.RecordBatch, *, once: bool) -> list[A
     routers = [Router(routing, broker) for broker in range(len(routing.plan.overlay))]
     while flight:
         broker, sender, frame = flight.pop()
-        routed: Routed = routers[broker].route(frame, sender, once=once)
+        routed: RoutedFrame = routers[broker].route(frame, sender, once=once)
         seen.append(
             (
                 broker,
@@ -91,7 +91,7 @@ def histories(draw: st.DrawFn) -> tuple[World, list[Plan], list[Revision]]:
         known = sorted(plan.classes.class_of)
         if known and draw(st.booleans()):
             gone = draw(st.sampled_from(known))
-            changes.append(Removed(gone))
+            changes.append(RemovedSubscription(gone))
             after.append(delete_subscription(plan, gone).plan)
             continue
         broker = draw(st.sampled_from(plan.overlay.brokers))
@@ -110,7 +110,7 @@ def histories(draw: st.DrawFn) -> tuple[World, list[Plan], list[Revision]]:
         if chosen & stamped:
             chosen |= stamped  # all stamped channels serve the same classes
         channels = tuple(sorted(chosen))
-        changes.append(Added(row, k, channels))
+        changes.append(AddedSubscription(row, k, channels))
         after.append(redo(plan, row, k, channels))
     return world, after, changes
 
@@ -142,7 +142,7 @@ def test_changes_route_as_the_plan_with_them(
     # and may go another way
     again, first = (
         data.draw(st.sampled_from(kept)),
-        Added(
+        AddedSubscription(
             Subscription("other", "c9", after[0].overlay.brokers[0], sql="topic = 'b' OR x = 4"),
             0,
         ),
@@ -177,7 +177,7 @@ def small_form() -> bytes:
 def test_two_revisions_of_one_go_their_own_ways() -> None:
     plan = small()
     added = [
-        Added(Subscription(f"n{i}", "c0", "v0", sql=f"x = {i}"), at, (0,))
+        AddedSubscription(Subscription(f"n{i}", "c0", "v0", sql=f"x = {i}"), at, (0,))
         for i, at in enumerate((9, 10, 10))
     ]
     first = RoutingPlan.read(small_form()).revised([added[0]])
@@ -192,12 +192,12 @@ def test_two_revisions_of_one_go_their_own_ways() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        Removed("nobody"),
-        Added(replace(ROWS[0], client="c9"), 0),
-        Added(Subscription("new", "c0", "v1", sql="x = 1"), 0),
-        Added(Subscription("new", "c0", "elsewhere", sql="x = 1"), 9),
-        Added(Subscription("new", "c0", "v0", sql="x = 1"), 99),
-        Added(Subscription("new", "c0", "v0", sql="x = 1"), 9, (7,)),
+        RemovedSubscription("nobody"),
+        AddedSubscription(replace(ROWS[0], client="c9"), 0),
+        AddedSubscription(Subscription("new", "c0", "v1", sql="x = 1"), 0),
+        AddedSubscription(Subscription("new", "c0", "elsewhere", sql="x = 1"), 9),
+        AddedSubscription(Subscription("new", "c0", "v0", sql="x = 1"), 99),
+        AddedSubscription(Subscription("new", "c0", "v0", sql="x = 1"), 9, (7,)),
     ],
 )
 def test_changes_of_another_plan_are_refused_as_the_planner_does(change: Revision) -> None:
@@ -206,7 +206,7 @@ def test_changes_of_another_plan_are_refused_as_the_planner_does(change: Revisio
     with pytest.raises(InputError):
         routing.revised([change])
     with pytest.raises(InputError):
-        routing.revised([Removed("s1"), change])
+        routing.revised([RemovedSubscription("s1"), change])
     assert routing.receivers(1) == (("c1", ("s1",)),)
 
 

@@ -22,9 +22,9 @@ from ramify.network.graphs.overlay import Overlay
 from ramify.network.graphs.specs import overlay_from
 from ramify.pipeline.jobs import write_demand
 from ramify.pipeline.passes.files import Files
-from ramify.pipeline.passes.generated import Generated
+from ramify.pipeline.passes.generated import GeneratedEvents
 from ramify.pipeline.passes.passes import reckon, reckoned
-from ramify.pipeline.passes.sources import Rows, Source
+from ramify.pipeline.passes.sources import FrameSource, Source
 from ramify.pipeline.passes.table_files import read_table, read_windows
 from ramify.pipeline.stream.panes import UNKNOWN, Facts, PaneStore
 from ramify.pipeline.tables.stored_overlap import read_overlap
@@ -33,7 +33,7 @@ from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.demand.overlap import Profiles, Statistics
 from ramify.planning.demand.splits import Split
-from ramify.planning.demand.tally import Counting, Tally, tally
+from ramify.planning.demand.tally import Tally, TallySettings, tally
 from ramify.planning.demand.windows import Span, Windows
 from ramify.planning.plans.problem import Problem
 from ramify.planning.schemes.catalog import make_plan
@@ -97,12 +97,12 @@ def test_a_pass_decays_as_one_process_does(
     overlay: Overlay,
     log: Path,
 ) -> None:
-    source: Source = Generated.of(workload)
+    source: Source = GeneratedEvents.of(workload)
     if kind == "rows":
-        source = Rows.of(spark.createDataFrame(pa.Table.from_batches(list(workload.batches()))))
+        source = FrameSource.of(spark.createDataFrame(pa.Table.from_batches(list(workload.batches()))))
     elif kind == "files":
         source = Files.of(spark, [str(log)], workload.schema)
-    counting = Counting.of(
+    counting = TallySettings.of(
         classes, overlay, workload.attachments, split=SPLIT, by_client=True, half_life_s=HALF_LIFE_S
     )
     found, _ = reckon(spark, source, classes.filters, counting, partitions=partitions)
@@ -131,9 +131,9 @@ def test_tables_decay_like_demands_and_old_ones_still_load(
     spark: SparkSession, workload: Workload, classes: Classes, overlay: Overlay, tables: Path
 ) -> None:
     """By class, decayed demand equals the selectivity table; the stored demand decays when it is read."""
-    source, split = Generated.of(workload), Split(SHARES, seed=3)
+    source, split = GeneratedEvents.of(workload), Split(SHARES, seed=3)
     stored = read_windows(tables, half_life_s=HALF_LIFE_S)
-    counting = Counting.of(
+    counting = TallySettings.of(
         classes, overlay, workload.attachments, split=split, half_life_s=HALF_LIFE_S, pane_us=100_000
     )
     direct, _ = reckon(spark, source, classes.filters, counting)
@@ -229,7 +229,7 @@ def test_a_plan_says_what_is_wrong_with_half_life_and_tables(tables: Path, tmp_p
 def test_a_stored_demand_without_panes_loads_and_cannot_decay(
     spark: SparkSession, workload: Workload, classes: Classes, overlay: Overlay, log: Path, tmp_path: Path
 ) -> None:
-    counting = Counting.of(classes, overlay, workload.attachments)
+    counting = TallySettings.of(classes, overlay, workload.attachments)
     source = Files.of(spark, [str(log)], workload.schema)
     with reckoned(spark, source, classes.filters, counting) as found:
         write_demand(found, classes, str(tmp_path))
@@ -242,7 +242,7 @@ def test_windows_of_panes_decay(
     workload: Workload, classes: Classes, overlay: Overlay, tmp_path: Path
 ) -> None:
     pane_us = 100_000
-    counting = Counting.of(classes, overlay, workload.attachments, pane_us=pane_us)
+    counting = TallySettings.of(classes, overlay, workload.attachments, pane_us=pane_us)
     counted = Tally(classes, overlay, workload.attachments)
     counted._counted.counting = counting
     for batch in workload.batches():
@@ -268,7 +268,7 @@ def test_landed_files_decay_by_when_they_landed(
     for k, file in enumerate(files):
         os.utime(file, (now - 64 * k, now - 64 * k))
     source = Files.of(spark, [str(log)], workload.schema)
-    counting = Counting.of(classes, overlay, workload.attachments, half_life_s=64.0)
+    counting = TallySettings.of(classes, overlay, workload.attachments, half_life_s=64.0)
     for partitions in (1, 2):
         given = (classes.filters, counting)
         found, _ = reckon(spark, source.arriving(), *given, partitions=partitions)

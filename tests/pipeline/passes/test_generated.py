@@ -23,11 +23,11 @@ from ramify.network.graphs.files import read_overlay
 from ramify.network.graphs.generators import random_overlay
 from ramify.pipeline.passes import generated
 from ramify.pipeline.passes.files import Files
-from ramify.pipeline.passes.generated import FORMS, Form, Generated, below_data, generate
+from ramify.pipeline.passes.generated import FORMS, Form, GeneratedEvents, below_data, generate
 from ramify.pipeline.passes.passes import reckon
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
-from ramify.planning.demand.tally import Counting, tally
+from ramify.planning.demand.tally import TallySettings, tally
 from ramify.workloads.catalog import WORKLOADS, workload_from
 from ramify.workloads.workload import BLOCK_EVENTS, Workload
 
@@ -89,7 +89,7 @@ def test_an_event_after_the_year_9999_is_refused_and_earlier_ones_are_not() -> N
     with pytest.raises(InputError, match="after the year 9999"):
         slow.events(999_999, 1)
     with pytest.raises(InputError, match="after the year 9999"):
-        Generated.of(slow)
+        GeneratedEvents.of(slow)
 
 
 # ---------------------------------------------------------------------------------- as a source of a pass
@@ -103,7 +103,7 @@ def test_pieces_cover_a_range_and_no_block_is_in_two(
     spark: SparkSession, start: int, count: int | None, piece: int
 ) -> None:
     workload = made("matchmaker", 50_000)
-    source = Generated.of(workload, start=start, count=count, piece_events=piece)
+    source = GeneratedEvents.of(workload, start=start, count=count, piece_events=piece)
     ranges = source.frame(spark).toArrow()
     stop = 50_000 if count is None else start + count
     pieces = sorted(zip(*(column.to_pylist() for column in ranges.columns), strict=True))
@@ -123,17 +123,17 @@ def test_a_range_outside_the_workload_and_an_empty_piece_are_refused() -> None:
     workload = made("kyra", 1_000)
     for wrong in ({"start": -1}, {"start": 1_001}, {"count": 1_001}, {"start": 5, "count": -1}):
         with pytest.raises(InputError, match="it has 1000"):
-            Generated.of(workload, **wrong)
+            GeneratedEvents.of(workload, **wrong)
     with pytest.raises(InputError, match="at least one event"):
-        Generated.of(workload, piece_events=0)
+        GeneratedEvents.of(workload, piece_events=0)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_what_travels_to_tasks_draws_the_events_and_holds_no_subscriptions(name: str) -> None:
     workload = made(name, 20_000)
-    sent = pickle.dumps(Generated.of(workload))
+    sent = pickle.dumps(GeneratedEvents.of(workload))
     assert len(sent) < 50_000
-    source: Generated = pickle.loads(sent)
+    source: GeneratedEvents = pickle.loads(sent)
     ranges = pa.RecordBatch.from_pydict({"start": [0], "count": [20_000]})
     batches = [chunk.batch for chunk in source.read(iter([ranges]))]
     assert (
@@ -145,7 +145,7 @@ def test_what_travels_to_tasks_draws_the_events_and_holds_no_subscriptions(name:
 
 def test_only_some_attributes_are_handed_on() -> None:
     workload = made("demo", 9_000)
-    narrow = Generated.of(workload).only({"price", "type", "nothing"})
+    narrow = GeneratedEvents.of(workload).only({"price", "type", "nothing"})
     assert set(narrow.schema.attributes) == {"price", "type"}
     (chunk,) = narrow.read(iter([pa.RecordBatch.from_pydict({"start": [10], "count": [20]})]))
     assert chunk.batch.schema.equals(narrow.schema.arrow)
@@ -155,10 +155,10 @@ def test_only_some_attributes_are_handed_on() -> None:
 def test_a_pass_counts_the_same_with_1_2_and_7_partitions_as_one_process_does(spark: SparkSession) -> None:
     workload = made("demo", 7 * BLOCK_EVENTS - 100)
     classes = Classes.collapse(workload.subscriptions, OVERLAY, workload.schema.attributes)
-    counting = Counting.of(classes, OVERLAY, workload.attachments)
+    counting = TallySettings.of(classes, OVERLAY, workload.attachments)
     expected = tally(workload.batches(), classes, OVERLAY, workload.attachments)
     for blocks, partitions in ((7, 1), (4, 2), (1, 7)):
-        source = Generated.of(workload, piece_events=blocks * BLOCK_EVENTS)
+        source = GeneratedEvents.of(workload, piece_events=blocks * BLOCK_EVENTS)
         used = source.frame(spark).selectExpr("spark_partition_id()").distinct().count()
         assert used == partitions
         windows, totals = reckon(spark, source, classes.filters, counting)
@@ -248,10 +248,10 @@ def test_the_demand_of_a_written_log_on_spark_is_that_of_the_generated_events(
     workload = made("majumder", 2 * BLOCK_EVENTS)
     generate(spark, workload, tmp_path / "log", files=3)
     classes = Classes.collapse(workload.subscriptions, OVERLAY, workload.schema.attributes)
-    counting = Counting.of(classes, OVERLAY, workload.attachments)
+    counting = TallySettings.of(classes, OVERLAY, workload.attachments)
     stored = Files.of(spark, [str(tmp_path / "log" / "events")])
     from_files, _ = reckon(spark, stored, classes.filters, counting)
-    drawn, _ = reckon(spark, Generated.of(workload), classes.filters, counting)
+    drawn, _ = reckon(spark, GeneratedEvents.of(workload), classes.filters, counting)
     assert_same_demand(from_files.whole, drawn.whole)
 
 

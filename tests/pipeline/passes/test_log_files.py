@@ -25,9 +25,9 @@ from ramify.content.events.events import AttributeType, EventSchema, batch_to_ev
 from ramify.content.events.flatten import PLAIN, FieldMapping
 from ramify.content.events.readers import infer_schema, read_events
 from ramify.errors import InputError
-from ramify.pipeline.passes.files import Conflict, Files, Listed, absolute, bundles, cut, listed
+from ramify.pipeline.passes.files import Conflict, Files, ListedFile, absolute, bundles, cut, listed
 from ramify.pipeline.passes.pieces import Piece, PieceReader, merged
-from ramify.pipeline.passes.sources import Chunk, Counted, Reject
+from ramify.pipeline.passes.sources import Chunk, PieceCount, Reject
 
 A = AttributeType
 SCHEMA = EventSchema({"a": A.DOUBLE, "b": A.STRING, "k": A.STRINGS})
@@ -205,7 +205,7 @@ def test_a_piece_inside_a_long_line_is_not_read_beyond_itself() -> None:
 def test_pieces_cover_their_files_and_tasks_are_even(
     found: list[tuple[str, int]], slots: int, most: int
 ) -> None:
-    files = [Listed(f"file:/{i}/{name}", length) for i, (name, length) in enumerate(found)]
+    files = [ListedFile(f"file:/{i}/{name}", length) for i, (name, length) in enumerate(found)]
     pieces = cut(files, slots, most)
     for file in files:
         own = [p for p in pieces if p.path == file.path]
@@ -226,10 +226,10 @@ def test_pieces_cover_their_files_and_tasks_are_even(
 
 def test_one_large_file_keeps_every_slot_busy() -> None:
     for size, tasks in ((40 << 20, 2), (400 << 20, 13)):
-        pieces = cut([Listed("file:/log.jsonl", size)], 2)
+        pieces = cut([ListedFile("file:/log.jsonl", size)], 2)
         assert len(pieces) == tasks
         assert bundles(pieces, 2) == list(range(tasks))
-    assert len(cut([Listed("file:/log.jsonl", 1 << 40)], 2)) == 1 << 15
+    assert len(cut([ListedFile("file:/log.jsonl", 1 << 40)], 2)) == 1 << 15
 
 
 def test_small_files_share_batches_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -519,7 +519,9 @@ def test_a_file_gone_or_too_large_is_reported_and_the_rest_is_read(
 
 
 def test_tasks_do_not_get_the_list_of_files() -> None:
-    files = Files(SCHEMA, given=("/x",), files=tuple(Listed(f"file:/x/{i}.json", 1) for i in range(10**4)))
+    files = Files(
+        SCHEMA, given=("/x",), files=tuple(ListedFile(f"file:/x/{i}.json", 1) for i in range(10**4))
+    )
     assert len(pickle.dumps(files)) < 2000
     assert pickle.loads(pickle.dumps(files)) == replace(files, given=(), files=())
     assert Files(SCHEMA).only(["a"]).wanted == {"a"}
@@ -529,7 +531,7 @@ def test_tasks_do_not_get_the_list_of_files() -> None:
 
 def test_rejects_and_counts_are_plain_values() -> None:
     assert Reject("f", 0, 0, None, "r", "d").rows == 1
-    assert Counted("f", 0, 1, 1) == Counted("f", 0, 1, 1)
+    assert PieceCount("f", 0, 1, 1) == PieceCount("f", 0, 1, 1)
 
 
 def test_an_empty_directory_among_other_paths_is_told_and_the_others_are_read(
@@ -562,7 +564,7 @@ def test_a_field_that_comes_late_is_found_by_looking_through(spark: SparkSession
     late.write_text("\n".join(lines))
     early = [*lines[:290], *(line.replace(',"rare":1.5', "") for line in lines[290:])]
     (tmp_path / "early.jsonl").write_text("\n".join(early))
-    files = Files(EventSchema(), files=(Listed(f"file:{late}", late.stat().st_size),), piece_bytes=700)
+    files = Files(EventSchema(), files=(ListedFile(f"file:{late}", late.stat().st_size),), piece_bytes=700)
     found = files.looked_through(spark)
     assert found.schema.attributes == {"n": AttributeType.INT64, "rare": AttributeType.DOUBLE}
     assert found.conflicts == ()

@@ -22,16 +22,16 @@ from ramify.network.graphs.specs import overlay_from
 from ramify.pipeline.jobs import write_demand
 from ramify.pipeline.passes import passes
 from ramify.pipeline.passes.files import Files
-from ramify.pipeline.passes.generated import Generated
-from ramify.pipeline.passes.passes import Kind, Totals, reckon, reckoned
-from ramify.pipeline.passes.sources import Chunk, Reject, Rows, Source
+from ramify.pipeline.passes.generated import GeneratedEvents
+from ramify.pipeline.passes.passes import PassKind, Totals, reckon, reckoned
+from ramify.pipeline.passes.sources import Chunk, FrameSource, Reject, Source
 from ramify.pipeline.passes.table_files import TABLES, read_table, read_windows
 from ramify.pipeline.tables.overlap import overlap
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.demand.pattern_rows import PATTERNS
 from ramify.planning.demand.splits import Split
-from ramify.planning.demand.tally import Counting, Tally
+from ramify.planning.demand.tally import Tally, TallySettings
 from ramify.planning.demand.windows import Windows
 from ramify.workloads.catalog import workload_from
 from ramify.workloads.workload import Workload
@@ -81,9 +81,9 @@ def source_of(workload: Workload, spark: SparkSession, tmp_path_factory: pytest.
 
     def made(kind: str) -> Source:
         if kind == "rows":
-            return Rows.of(spark.createDataFrame(table))
+            return FrameSource.of(spark.createDataFrame(table))
         if kind == "generated":
-            return Generated.of(workload)
+            return GeneratedEvents.of(workload)
         return Files.of(spark, [str(where)], workload.schema)
 
     return made
@@ -113,7 +113,9 @@ def test_every_source_and_any_partitions_give_what_one_process_counts(
     expected: Windows,
     source_of: object,
 ) -> None:
-    counting = Counting.of(classes, overlay, workload.attachments, grid=GRID, by_client=True, split=SPLIT)
+    counting = TallySettings.of(
+        classes, overlay, workload.attachments, grid=GRID, by_client=True, split=SPLIT
+    )
     filters = [*classes.filters, *tags(workload)]
     source: Source = source_of(kind)  # type: ignore[operator]
     windows, totals = reckon(spark, source, filters, counting, partitions=partitions)  # type: ignore[arg-type]
@@ -148,7 +150,7 @@ class _Matching:
 def test_a_task_that_gives_back_early_gives_the_same(
     bound: str, workload: Workload, classes: Classes, overlay: Overlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counting = Counting.of(classes, overlay, workload.attachments)
+    counting = TallySettings.of(classes, overlay, workload.attachments)
     bad = [Reject("f", 0, 3, 4, "not_json", "no", b"x")] * 2
 
     def run() -> tuple[list[pa.RecordBatch], pa.Table]:
@@ -156,17 +158,17 @@ def test_a_task_that_gives_back_early_gives_the_same(
         out = list(task(workload.events(at, 100) for at in range(0, EVENTS, 100)))
         return out, pa.Table.from_batches(out)
 
-    def kind(table: pa.Table, wanted: Kind) -> pa.Table:
+    def kind(table: pa.Table, wanted: PassKind) -> pa.Table:
         return table.filter(pc.equal(table["kind"], pa.scalar(int(wanted))))
 
     batches, whole = run()
     monkeypatch.setattr(passes, bound, 5)
     more, cut = run()
     assert len(more) > len(batches)
-    packed = (kind(table, Kind.PATTERN).select(["raw"]).to_batches() for table in (whole, cut))
+    packed = (kind(table, PassKind.PATTERN).select(["raw"]).to_batches() for table in (whole, cut))
     parts = [pa.Table.from_batches(passes.unpacked(batches), PATTERNS) for batches in packed]
     same(Demand.of_rows(parts[0]), Demand.of_rows(parts[1]))
-    assert [kind(table, Kind.REJECTED).num_rows for table in (whole, cut)] == [2 * EVENTS // 100] * 2
+    assert [kind(table, PassKind.REJECTED).num_rows for table in (whole, cut)] == [2 * EVENTS // 100] * 2
 
 
 def test_patterns_that_spark_adds_up_are_those_that_the_driver_adds_up(
@@ -176,8 +178,8 @@ def test_patterns_that_spark_adds_up_are_those_that_the_driver_adds_up(
     overlay: Overlay,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    counting = Counting.of(classes, overlay, workload.attachments, split=SPLIT)
-    with reckoned(spark, Generated.of(workload), classes.filters, counting, partitions=3) as found:
+    counting = TallySettings.of(classes, overlay, workload.attachments, split=SPLIT)
+    with reckoned(spark, GeneratedEvents.of(workload), classes.filters, counting, partitions=3) as found:
         here = found.windows()
         monkeypatch.setattr(passes, "_MOST_COLLECTED", 0)
         same_windows(found.windows(), here)
@@ -186,7 +188,7 @@ def test_patterns_that_spark_adds_up_are_those_that_the_driver_adds_up(
 def test_overlap_of_what_tasks_counted_is_that_of_the_demand(
     spark: SparkSession, workload: Workload, classes: Classes, overlay: Overlay, source_of: object
 ) -> None:
-    counting = Counting.of(classes, overlay, workload.attachments, split=SPLIT)
+    counting = TallySettings.of(classes, overlay, workload.attachments, split=SPLIT)
     source: Source = source_of("files")  # type: ignore[operator]
     with reckoned(spark, source, classes.filters, counting, partitions=3) as found:
         rows = [
@@ -204,8 +206,8 @@ def test_overlap_of_what_tasks_counted_is_that_of_the_demand(
 def test_panes_add_up_to_the_whole_and_hold_the_right_times(
     spark: SparkSession, workload: Workload, classes: Classes, overlay: Overlay
 ) -> None:
-    counting = Counting.of(classes, overlay, workload.attachments, pane_us=10_000_000)
-    with reckoned(spark, Generated.of(workload), classes.filters, counting) as found:
+    counting = TallySettings.of(classes, overlay, workload.attachments, pane_us=10_000_000)
+    with reckoned(spark, GeneratedEvents.of(workload), classes.filters, counting) as found:
         rows = found.patterns.groupBy("pane").sum("count").toArrow().to_pylist()
     by_hand: dict[int, int] = {}
     for time in (
@@ -223,9 +225,11 @@ def test_the_demand_table_has_lists_destinations_and_comes_back_from_files(
     expected: Windows,
     tmp_path: Path,
 ) -> None:
-    counting = Counting.of(classes, overlay, workload.attachments, grid=GRID, by_client=True, split=SPLIT)
+    counting = TallySettings.of(
+        classes, overlay, workload.attachments, grid=GRID, by_client=True, split=SPLIT
+    )
     filters: Any = [*classes.filters, *tags(workload)]
-    with reckoned(spark, Generated.of(workload), filters, counting) as found:
+    with reckoned(spark, GeneratedEvents.of(workload), filters, counting) as found:
         write_demand(found, classes, str(tmp_path))
     same_windows(read_windows(tmp_path), expected)
     rows = read_table(tmp_path, "demand").to_pylist()
@@ -255,7 +259,7 @@ def test_every_bad_row_is_in_quarantine_with_its_place(
     (tmp_path / "e.parquet").write_bytes(whole.read_bytes()[:-9])
     source = Files.of(spark, [str(tmp_path)], EventSchema({"price": AttributeType.DOUBLE}))
     filters = [parse_sql("price > 1", {"price": AttributeType.DOUBLE})]
-    counting = Counting(1, np.zeros(1, dtype=np.bool_), overlay.index)
+    counting = TallySettings(1, np.zeros(1, dtype=np.bool_), overlay.index)
     with reckoned(spark, source, filters, counting) as found:
         bad = {
             (Path(r["file"]).name, r["line"], r["reason"]) for r in found.quarantine.toArrow().to_pylist()
@@ -280,9 +284,9 @@ def test_every_bad_row_is_in_quarantine_with_its_place(
 
 def test_a_total_that_does_not_add_up_is_an_error_not_a_result() -> None:
     by_kind: Any = {
-        **{kind: [] for kind in Kind},
-        Kind.READ: [{"count": 5, "bytes": 1, "position": 0, "line": 1}],
-        Kind.PIECE: [{"file": "f", "count": 7}],
+        **{kind: [] for kind in PassKind},
+        PassKind.READ: [{"count": 5, "bytes": 1, "position": 0, "line": 1}],
+        PassKind.PIECE: [{"file": "f", "count": 7}],
     }
     with pytest.raises(SparkError, match="7 records went in, but 5 were used and 1 rejected"):
         passes._totals(by_kind, 0, 0)
@@ -290,9 +294,9 @@ def test_a_total_that_does_not_add_up_is_an_error_not_a_result() -> None:
 
 def test_a_frame_without_an_id_or_with_a_map_is_refused(spark: SparkSession) -> None:
     with pytest.raises(SchemaError, match="no column 'id'"):
-        Rows.of(spark.createDataFrame([(1,)], "x int"))
+        FrameSource.of(spark.createDataFrame([(1,)], "x int"))
     with pytest.raises(SchemaError, match="no attribute type holds"):
-        Rows.of(spark.sql("select 'a' as id, map('k', 1) as m"))
+        FrameSource.of(spark.sql("select 'a' as id, map('k', 1) as m"))
 
 
 def test_a_frame_with_few_columns_and_odd_types_is_counted(spark: SparkSession, overlay: Overlay) -> None:
@@ -300,11 +304,11 @@ def test_a_frame_with_few_columns_and_odd_types_is_counted(spark: SparkSession, 
         "select cast(id as string) as id, 'aws-us-east-1' as publisher, cast(id as short) as n, "
         "cast(id as float) / 2 as `a.b c`, array('x', cast(id as string)) as words from range(10)"
     )
-    source = Rows.of(frame)
+    source = FrameSource.of(frame)
     types = source.schema.attributes
     assert types == {"n": "int64", "a.b c": "double", "words": "array<string>"}
     filters = [parse_sql("n >= 5", types), parse_sql("array_contains(words, '3')", types)]
-    counting = Counting(2, np.zeros(2, dtype=np.bool_), overlay.index)
+    counting = TallySettings(2, np.zeros(2, dtype=np.bool_), overlay.index)
     windows, totals = reckon(spark, source, filters, counting)
     assert totals == Totals(10, 10, 0, 0, 0, 0, 0)
     assert {tuple(windows.whole[i].tolist()): int(windows.whole.count[i]) for i in range(3)} == {
@@ -313,8 +317,8 @@ def test_a_frame_with_few_columns_and_odd_types_is_counted(spark: SparkSession, 
 
 
 def test_no_events_and_no_filters_make_an_empty_demand(spark: SparkSession, overlay: Overlay) -> None:
-    empty = Rows.of(spark.createDataFrame([], "id string, publisher string"))
-    counting = Counting(0, np.zeros(0, dtype=np.bool_), overlay.index)
+    empty = FrameSource.of(spark.createDataFrame([], "id string, publisher string"))
+    counting = TallySettings(0, np.zeros(0, dtype=np.bool_), overlay.index)
     windows, totals = reckon(spark, empty, [], counting)
     assert (windows.whole.events, len(windows.whole), totals.rows_in) == (0, 0, 0)
 

@@ -25,13 +25,13 @@ from ramify.errors import InputError, PlanError
 from ramify.network.graphs.overlay import Overlay
 from ramify.network.graphs.specs import overlay_from
 from ramify.pipeline.passes.files import Files
-from ramify.pipeline.passes.passes import PARTIAL, Kind
+from ramify.pipeline.passes.passes import PARTIAL, PassKind
 from ramify.pipeline.passes.pricing import add_sums, part_rows, price_log
-from ramify.pipeline.passes.sources import Rows
+from ramify.pipeline.passes.sources import FrameSource
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.demand.splits import Split
-from ramify.planning.demand.tally import Counting, PatternTally, Tally, tally
+from ramify.planning.demand.tally import PatternTally, Tally, TallySettings, tally
 from ramify.planning.plans.files import decode_plan, encode_plan
 from ramify.planning.plans.plan import Admission, Cells, Plan
 from ramify.planning.plans.problem import Problem
@@ -62,7 +62,7 @@ def shared_out(draw: st.DrawFn) -> tuple[World, Plan, list[pa.RecordBatch]]:
 
 def counted(world: World, plan: Plan, batch: pa.RecordBatch) -> pa.RecordBatch:
     """What a task has counted when it is asked for its digest."""
-    count = PatternTally(Counting.of(plan.classes, plan.overlay, world.attachments, grid=plan.grid))
+    count = PatternTally(TallySettings.of(plan.classes, plan.overlay, world.attachments, grid=plan.grid))
     count.add(batch, Matcher(list(plan.classes.filters)).match(batch))
     return count.drain()
 
@@ -81,7 +81,7 @@ def test_what_tasks_give_back_adds_up_to_the_price_of_the_whole(
     given = [all_rows(part_rows(sent, counted(world, plan, part))) for part in parts]
     assert all(rows["raw"].null_count == len(rows) - 1 for rows in given)
     rows = pa.concat_tables(given)
-    assert set(rows["kind"].to_pylist()) == {int(Kind.DIGEST)}
+    assert set(rows["kind"].to_pylist()) == {int(PassKind.DIGEST)}
     each = rows.filter(rows["raw"].is_valid()).to_batches()
     (row,) = pa.Table.from_batches(add_sums(each)).to_pylist()
     sums = Sums.from_bytes(row["raw"])
@@ -155,8 +155,8 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
-def rows(spark: SparkSession, stored: Path) -> Rows:
-    return Rows.of(spark.read.parquet(str(stored)))
+def rows(spark: SparkSession, stored: Path) -> FrameSource:
+    return FrameSource.of(spark.read.parquet(str(stored)))
 
 
 def assert_same(one: Price, other: Price) -> None:
@@ -210,7 +210,9 @@ def test_sampling_tags_unknown_publishers_and_a_given_span_count_as_they_do_in_o
 
 
 def test_a_log_without_events_costs_nothing(spark: SparkSession, stored: Path) -> None:
-    with price_log(spark, planned("mst"), Rows.of(spark.read.parquet(str(stored)).limit(0))) as found:
+    with price_log(
+        spark, planned("mst"), FrameSource.of(spark.read.parquet(str(stored)).limit(0))
+    ) as found:
         assert_same(found.price, price(planned("mst"), Demand.of([])))
         assert found.totals.rows_in == 0
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from ramify.pipeline.passes.files import Files, Listed, listed
+from ramify.pipeline.passes.files import Files, ListedFile, listed
 from ramify.pipeline.session.local_files import lists_here, local_files
 
 NAMES = [
@@ -30,7 +30,7 @@ def test_a_directory_is_listed_as_spark_does(spark: SparkSession, tree: Path) ->
     assert lists_here(spark)
     found = local_files(str(tree))
     assert found is not None
-    assert [Listed(path, found[path]) for path in sorted(found)] == listed(spark, [str(tree)])
+    assert [ListedFile(path, found[path]) for path in sorted(found)] == listed(spark, [str(tree)])
     assert list(Files.of(spark, [str(tree)]).files) == listed(spark, [str(tree)])
 
 
@@ -38,7 +38,7 @@ def test_single_files_are_listed_as_spark_does(spark: SparkSession, tree: Path) 
     for name in ("a.jsonl", "k=1/b.parquet", "a b%20#.jsonl", "12:30.jsonl", "empty.jsonl"):
         path = str(tree / name)
         assert local_files(path) == {f"file:{path}": (tree / name).stat().st_size}
-        assert listed(spark, [path]) == [Listed(f"file:{path}", (tree / name).stat().st_size)]
+        assert listed(spark, [path]) == [ListedFile(f"file:{path}", (tree / name).stat().st_size)]
     assert local_files(f"{tree}/z\\{{1}}\\[2\\].jsonl") == {f"file:{tree}/z{{1}}[2].jsonl": 13}
 
 

@@ -26,14 +26,14 @@ from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, SparkError
 from ramify.pipeline.passes.files import Files
 from ramify.pipeline.passes.passes import reckon, reckoned
-from ramify.pipeline.passes.sources import Rows
+from ramify.pipeline.passes.sources import FrameSource
 from ramify.pipeline.stream.panes import UNKNOWN, Facts, PaneStore
 from ramify.pipeline.stream.samples import SampleLog, live_samples
 from ramify.pipeline.stream.streaming import PaneJob, finish, follow, landed, sift
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.pattern_rows import PATTERNS
 from ramify.planning.demand.splits import Split
-from ramify.planning.demand.tally import Counting
+from ramify.planning.demand.tally import TallySettings
 from ramify.planning.demand.windows import Windows
 
 
@@ -214,7 +214,7 @@ def test_streams_from_files_and_from_a_log_count_what_one_pass_counts(
     for lot in lots:
         oracle.add(lot)
     batch = spark.createDataFrame(table_of(oracle.counted))
-    expected, totals = reckon(spark, Rows.of(batch), world.CLASSES.filters, counting)
+    expected, totals = reckon(spark, FrameSource.of(batch), world.CLASSES.filters, counting)
     for store in stores:
         check_same(store.everything(), expected)
         facts = store.facts()
@@ -229,7 +229,7 @@ def test_streams_from_files_and_from_a_log_count_what_one_pass_counts(
 def test_rows_without_an_id_are_rejected_by_number_and_the_others_stay() -> None:
     ids = [["a", None], [""], [], ["b", "", "c", None]]
     batches = [pa.RecordBatch.from_pydict({"c0": pa.array(lot, pa.string())}) for lot in ids]
-    chunks = list(Rows(EventSchema(), ("id",), None).read(iter(batches)))
+    chunks = list(FrameSource(EventSchema(), ("id",), None).read(iter(batches)))
     assert [chunk.batch.column("id").to_pylist() for chunk in chunks] == [["a"], [], [], ["b", "c"]]
     assert [[r.position for r in chunk.rejected] for chunk in chunks] == [[1], [2], [], [4, 6]]
     first = chunks[0].rejected[0]
@@ -245,7 +245,7 @@ def test_a_stream_of_files_counts_and_quarantines_what_a_batch_does(
     filters = ("price < 3", "`Price` = 'b'", "`Price` IS NULL")
     held = [Subscription(f"s{k}", f"c{k}", f"v{k}", sql=sql) for k, sql in enumerate(filters)]
     classes = Classes.collapse(held, world.OVERLAY, schema.attributes)
-    counting = Counting.of(
+    counting = TallySettings.of(
         classes, world.OVERLAY, world.ATTACHED, split=Split((0.5, 0.5), keep=0.9, seed=3)
     )
     files = Files.of(spark, [str(land)], schema)
@@ -329,11 +329,11 @@ def test_attributes_that_differ_in_case_alone_are_two_in_a_log_too(
         Subscription(f"s{k}", "c", "v1", sql=sql) for k, sql in enumerate(("price < 3", "`Price` = 'b'"))
     ]
     classes = Classes.collapse(held, world.OVERLAY, schema.attributes)
-    counting = Counting.of(classes, world.OVERLAY, world.ATTACHED)
+    counting = TallySettings.of(classes, world.OVERLAY, world.ATTACHED)
     samples = live_samples(spark, log.path, schema)
     finish(follow(spark, samples, classes.filters, counting, tmp_path / "out"))
     frame = spark.createDataFrame(pa.Table.from_batches([batch]))
-    expected, _ = reckon(spark, Rows.of(frame), classes.filters, counting)
+    expected, _ = reckon(spark, FrameSource.of(frame), classes.filters, counting)
     check_same(PaneStore(tmp_path / "out").everything(), expected)
     assert sorted(expected.whole.count.tolist()) == [1, 2, 3, 4]  # both, price alone, none, Price alone
 

@@ -12,7 +12,7 @@ from ramify.content.events.events import AttributeType, Event, EventSchema, even
 from ramify.content.filters.space import Axis, Grid
 from ramify.content.filters.sql import parse_sql
 from ramify.errors import InputError
-from ramify.pipeline.passes.sources import Rows
+from ramify.pipeline.passes.sources import FrameSource
 from ramify.pipeline.passes.table_files import CELL_DEMAND, GENERATING, HISTOGRAMS
 from ramify.pipeline.tables import histograms as module
 from ramify.pipeline.tables.histograms import (
@@ -50,9 +50,9 @@ def random_events(seed: int, count: int) -> list[Event]:
     ]
 
 
-def source(spark: SparkSession, events: list[Event], partitions: int = 2) -> Rows:
+def source(spark: SparkSession, events: list[Event], partitions: int = 2) -> FrameSource:
     table = pa.Table.from_batches([events_to_batch(events, SCHEMA)])
-    return Rows.of(spark.createDataFrame(table).repartition(partitions))
+    return FrameSource.of(spark.createDataFrame(table).repartition(partitions))
 
 
 def test_events_per_cell_equal_a_plain_loop_for_several_grids_at_once(spark: SparkSession) -> None:

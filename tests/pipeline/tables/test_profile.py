@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from ramify.content.events.events import AttributeType, Event, EventSchema, events_to_batch
 from ramify.errors import InputError
-from ramify.pipeline.passes.sources import Rows
+from ramify.pipeline.passes.sources import FrameSource
 from ramify.pipeline.passes.table_files import PROFILE
 from ramify.pipeline.tables.profile import profile
 
@@ -50,7 +50,7 @@ def rows_of(
     spark: SparkSession, events: list[Event], partitions: int, **options: int
 ) -> dict[str, dict[str, object]]:
     table = pa.Table.from_batches([events_to_batch(events, SCHEMA)])
-    source = Rows.of(spark.createDataFrame(table).repartition(partitions))
+    source = FrameSource.of(spark.createDataFrame(table).repartition(partitions))
     found = profile(spark, source, **options).toArrow().cast(PROFILE)
     fixed = ["id", "publisher", "time", "_size_bytes"]
     assert found.column("path").to_pylist() == [*fixed, *SCHEMA.attributes]
@@ -136,7 +136,7 @@ def test_values_are_spelled_as_documented(spark: SparkSession) -> None:
         "n": [[0.0, -0.0, None], [], [3.0, 0.0, 3.0]],
         "s": ["\u00e9\u00e9\u00e9", "\U0001f600" * 80, ""],
     }
-    rows = Rows.of(spark.createDataFrame(pa.table(columns)))
+    rows = FrameSource.of(spark.createDataFrame(pa.table(columns)))
     found = {row["path"]: row for row in profile(spark, rows).toArrow().to_pylist()}
     tops = {path: [(t["value"], t["events"]) for t in row["top"]] for path, row in found.items()}
     ranges = {path: (row["least"], row["greatest"]) for path, row in found.items()}

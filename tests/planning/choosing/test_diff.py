@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from ramify.content.filters.subscriptions import Subscription
 from ramify.network.graphs.overlay import Link, Overlay
 from ramify.network.trees.trees import Tree
-from ramify.planning.choosing.diff import ChannelDiff, Move, PlanDiff, diff
+from ramify.planning.choosing.diff import ChannelDiff, ClassMove, PlanDiff, diff
 from ramify.planning.choosing.revise import add_subscription, delete_subscription
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.files import decode_plan, encode_plan
-from ramify.planning.plans.plan import All, Channel, Entry, Holds, Match, Not, Plan, Pruning, Serves
+from ramify.planning.plans.plan import All, Channel, Entry, Holds, Match, Negation, Plan, Pruning, Serves
 from ramify.planning.plans.problem import Problem
 from ramify.planning.pricing.price import price
 from ramify.planning.schemes.scheme import channel, put_together
@@ -50,7 +50,7 @@ def with_channel(plan: Plan, at: int, **change: object) -> Plan:
 
 
 def with_expression(plan: Plan, id_: str) -> Plan:
-    content = Holds(All((Match((plan.classes.class_of[id_],)), Not(Match(())))))
+    content = Holds(All((Match((plan.classes.class_of[id_],)), Negation(Match(())))))
     return with_channel(plan, 0, admits=replace(plan.channels[0].admits, content=content))
 
 
@@ -119,7 +119,7 @@ def test_a_class_that_moves_between_channels_is_told_once_with_its_subscriptions
     new = with_channel(old, 0, serves=Serves.at_hosts([0], old.classes))
     new = with_channel(new, 1, serves=Serves.at_hosts([1, 2], old.classes))
     found = diff(old, new)
-    assert found.moved == (Move(("s1", "s3"), ("g0",), ("g1",)),)
+    assert found.moved == (ClassMove(("s1", "s3"), ("g0",), ("g1",)),)
     assert "2 subscriptions moved: s1 from g0 to g1, s3 from g0 to g1" in str(found)
 
 

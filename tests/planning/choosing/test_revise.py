@@ -13,7 +13,7 @@ from ramify.errors import InputError, PlanError
 from ramify.network.graphs.overlay import Link, Overlay
 from ramify.network.trees.trees import Tree
 from ramify.overlay.routing.simulator import Simulator
-from ramify.planning.choosing.revise import Change, add_subscription, delete_subscription, redo, replan
+from ramify.planning.choosing.revise import Revision, add_subscription, delete_subscription, redo, replan
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.demand.tally import tally
@@ -94,7 +94,7 @@ def tables(plan: Plan) -> list[frozenset[Row]]:
     return [broker_table(plan, broker) for broker in range(len(plan.overlay))]
 
 
-def assert_law(old: Plan, change: Change) -> None:
+def assert_law(old: Plan, change: Revision) -> None:
     before, after = tables(old), tables(change.plan)
     for broker in range(len(old.overlay)):
         told = change.tables.get(broker)
@@ -230,7 +230,7 @@ def pairs(draw: st.DrawFn) -> tuple[Plan, Plan]:
 @given(pairs())
 def test_changes_of_tables_lead_from_any_plan_to_any_other(case: tuple[Plan, Plan]) -> None:
     old, new = case
-    assert_law(old, Change(old, new, 0))
+    assert_law(old, Revision(old, new, 0))
     assert table_changes(new, new) == {}
 
 

@@ -15,13 +15,20 @@ from ramify.content.events.events import Event, events_to_batch
 from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError
 from ramify.network.graphs.generators import line
-from ramify.overlay.control.replan import Job, Made, _demand_in, _demand_out, _part, make_plans
+from ramify.overlay.control.replan import (
+    ReplanJob,
+    ReplanResult,
+    _demand_in,
+    _demand_out,
+    _part,
+    make_plans,
+)
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.decay import MOST_HALF_LIVES, Decay, checked_half_life, pane_for
 from ramify.planning.demand.demand import Demand
 from ramify.planning.demand.pattern_arrays import NO_PANE
 from ramify.planning.demand.splits import Split
-from ramify.planning.demand.tally import Counting, Tally, tally
+from ramify.planning.demand.tally import Tally, TallySettings, tally
 from ramify.planning.plans.files import encode_plan
 from ramify.planning.plans.problem import Problem
 from ramify.planning.pricing.price import price
@@ -190,8 +197,8 @@ def test_half_lives_that_cannot_be_and_events_without_times_are_refused() -> Non
     with pytest.raises(InputError, match="no event has a time"):
         tally([batch], classes, overlay, {}, half_life_s=60.0)
     assert tally([], classes, overlay, {}, half_life_s=60.0).events == 0
-    assert Counting.of(classes, overlay, {}, half_life_s=64.0).pane_us == 1_000_000
-    assert Counting.of(classes, overlay, {}, half_life_s=64.0, pane_us=5).pane_us == 5
+    assert TallySettings.of(classes, overlay, {}, half_life_s=64.0).pane_us == 1_000_000
+    assert TallySettings.of(classes, overlay, {}, half_life_s=64.0, pane_us=5).pane_us == 5
 
 
 # ------------------------------------------------------------------------------------- planning by it
@@ -255,13 +262,15 @@ def test_a_job_is_made_for_recent_events_and_weighed_on_all() -> None:
     bare = make_plan("mst", always, 0)
     plans = []
     for problem in (always, recent):
-        job = Job(bare, ["hub"], problem.demand, seed=1)
-        plan = Made.decode(make_plans(job.encode())).plan
+        job = ReplanJob(bare, ["hub"], problem.demand, seed=1)
+        plan = ReplanResult.decode(make_plans(job.encode())).plan
         assert plan is not None
         assert encode_plan(plan) == encode_plan(make_plan("hub", problem, 1))
         plans.append(plan)
     assert encode_plan(plans[0]) != encode_plan(plans[1])
-    weighed = Made.decode(make_plans(Job(bare, ["hub"], recent.demand, -10.0, seed=1).encode()))
+    weighed = ReplanResult.decode(
+        make_plans(ReplanJob(bare, ["hub"], recent.demand, -10.0, seed=1).encode())
+    )
     unseen = replace(recent.demand, recent=None)
-    same = Made.decode(make_plans(Job(bare, ["mst"], unseen, -10.0, seed=1).encode()))
+    same = ReplanResult.decode(make_plans(ReplanJob(bare, ["mst"], unseen, -10.0, seed=1).encode()))
     assert weighed.old_cost == same.old_cost

@@ -16,7 +16,7 @@ from ramify.network.graphs.generators import ring
 from ramify.planning.demand.demand import Demand
 from ramify.planning.demand.pattern_rows import PATTERNS, class_keys, class_lists, keys_of_lists
 from ramify.planning.demand.splits import Split
-from ramify.planning.demand.tally import Counting, PatternTally, brokers_by_name
+from ramify.planning.demand.tally import PatternTally, TallySettings, brokers_by_name
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 PANE_US = 60_000_000
@@ -47,10 +47,10 @@ def batch_of(rows: list[Drawn], first: int = 0) -> tuple[pa.RecordBatch, Matches
     return events_to_batch(events, EventSchema({})), Matches(ends, ids)
 
 
-def counting(**more: object) -> Counting:
+def counting(**more: object) -> TallySettings:
     vacant = np.zeros(9, dtype=np.bool_)
     vacant[4] = True
-    return Counting(9, vacant, BROKERS, **more)  # type: ignore[arg-type]
+    return TallySettings(9, vacant, BROKERS, **more)  # type: ignore[arg-type]
 
 
 def by_hand(rows: list[Drawn], by_client: bool, pane_us: int) -> dict[tuple[object, ...], tuple[int, int]]:
@@ -106,7 +106,7 @@ def test_a_hundred_thousand_distinct_patterns_are_kept_apart() -> None:
     rng = np.random.default_rng(5)
     lists = {tuple(sorted(set(rng.integers(0, 300, 4).tolist()))) for _ in range(120_000)}
     rows: list[Drawn] = [("p1", None, 1, ids) for ids in lists]
-    tally = PatternTally(Counting(300, np.zeros(300, dtype=np.bool_), BROKERS))
+    tally = PatternTally(TallySettings(300, np.zeros(300, dtype=np.bool_), BROKERS))
     for at in range(0, len(rows), 7_001):
         tally.add(*batch_of(rows[at : at + 7_001], at))
         tally.add(*batch_of(rows[at : at + 7_001], at))

@@ -24,7 +24,7 @@ from ramify.planning.plans.plan import (
     Expression,
     Holds,
     Match,
-    Not,
+    Negation,
     Plan,
     Pruning,
     Serves,
@@ -48,13 +48,13 @@ nested = st.recursive(
     lambda parts: (
         st.lists(parts, max_size=3).map(lambda given: All(tuple(given)))
         | st.lists(parts, max_size=3).map(lambda given: Some(tuple(given)))
-        | parts.map(Not)
+        | parts.map(Negation)
     ),
     max_leaves=6,
 )
 conjunctions = st.lists(terms, max_size=3).map(lambda parts: All(tuple(parts)))
 split = st.tuples(st.lists(terms, max_size=2), st.lists(conjunctions | nested, max_size=2)).map(
-    lambda pair: All((*pair[0], *map(Not, pair[1])))
+    lambda pair: All((*pair[0], *map(Negation, pair[1])))
 )
 """What SemCast makes: some terms, and not some others, however nested."""
 forms = terms | conjunctions | split | nested
@@ -83,8 +83,10 @@ def test_a_channel_is_filed_once_under_a_term_without_which_it_is_false(
 
 def test_what_needs_a_term_is_looked_at_only_when_that_is_true() -> None:
     rare, common, barred = Match((1,)), Match((2, 3)), Match((4,))
-    deep = Not(All((barred, Not(All((rare, Not(barred)))))))
-    read = ChannelExpressions({0: All((common, rare)), 1: common, 2: All((common, deep)), 3: Not(rare)})
+    deep = Negation(All((barred, Negation(All((rare, Negation(barred)))))))
+    read = ChannelExpressions(
+        {0: All((common, rare)), 1: common, 2: All((common, deep)), 3: Negation(rare)}
+    )
     assert {read.terms[term]: channels for term, channels in read.filed.items()} == {
         (1,): [0],
         (2, 3): [1, 2],

@@ -34,7 +34,7 @@ from ramify.planning.plans.plan import (
     Expression,
     Holds,
     Match,
-    Not,
+    Negation,
     Plan,
     Pruning,
     Serves,
@@ -215,7 +215,7 @@ FAULTS: dict[str, tuple[Callable[[], Plan], str]] = {
     "cells outside the grid": (with_channel(channel(Cells(ints(0, 4)))), "admits cells outside 0..3"),
     "cells given twice": (with_channel(channel(Cells(ints(1, 1)))), "or not in ascending order"),
     "an expression about an unknown class": (
-        with_channel(channel(Holds(Not(All((Match((0,)), Some((Match((3,)),)))))))),
+        with_channel(channel(Holds(Negation(All((Match((0,)), Some((Match((3,)),)))))))),
         "expression asks for class 3, which is unknown",
     ),
     "an empty tree without a root": (with_channel(channel(links=tree())), "neither links nor a root"),
@@ -442,20 +442,20 @@ def served_by(*expressions: Expression) -> Plan:
     ("expressions", "covered"),
     [
         ((E1,), True),
-        ((All((E1, E2)), All((E1, Not(E2)))), True),
+        ((All((E1, E2)), All((E1, Negation(E2)))), True),
         ((All((E1, E2)),), False),
-        ((All((E1, Not(E2))),), False),
+        ((All((E1, Negation(E2))),), False),
         ((Match((0, 1)),), True),
         ((Some((E2, E1)),), True),
-        ((E2, Not(E2)), True),
+        ((E2, Negation(E2)), True),
         ((E2,), False),
-        ((Not(E1),), False),
+        ((Negation(E1),), False),
         ((All(()),), True),
         ((Some(()),), False),
         ((Match(()),), False),
-        ((Not(Match(())),), True),
-        ((All((E1, E2)), All((E1, Not(Match((1, 2))))), All((E1, Match((2,))))), True),
-        ((All((E1, E2)), All((E1, Not(Match((1, 2)))))), False),
+        ((Negation(Match(())),), True),
+        ((All((E1, E2)), All((E1, Negation(Match((1, 2))))), All((E1, Match((2,))))), True),
+        ((All((E1, E2)), All((E1, Negation(Match((1, 2)))))), False),
     ],
 )
 def test_expressions_must_cover_every_case_together(
@@ -472,13 +472,13 @@ def test_expressions_and_cells_count_together() -> None:
     part = channel(Holds(All((E1, E2))), serves=own)
     cells = channel(Cells(ints(0, 1, 3)), serves=own)
     assert missed(plan(rest, part, cells)) == ["subscription 's0' at v1 misses events of v0 in cell 2"]
-    assert found(plan(rest, part, cells, channel(Holds(Not(E2)), serves=own))) == []
+    assert found(plan(rest, part, cells, channel(Holds(Negation(E2)), serves=own))) == []
 
 
 def test_more_terms_than_can_be_decided_are_a_limit() -> None:
     rows = [Subscription(f"s{i}", f"c{i}", "v1", sql=f"x = {i}") for i in range(MOST_TERMS + 2)]
     classes = Classes.collapse(rows, RING, SCHEMA.attributes)
-    asked = Holds(Not(All(tuple(Match((k,)) for k in range(len(rows))))))
+    asked = Holds(Negation(All(tuple(Match((k,)) for k in range(len(rows))))))
     made = Plan("hand", RING, classes, (channel(asked, Serves.at_hosts(range(len(rows)), classes)),))
     with pytest.raises(LimitError, match="Merge channels"):
         list(faults(made, Problem.of(RING, classes, NOTHING)))

@@ -12,7 +12,7 @@ from ramify.errors import LimitError
 from ramify.planning.plans import implication
 from ramify.planning.plans.expressions import ChannelExpressions
 from ramify.planning.plans.implication import FEW_TERMS, MOST_TERMS, Implication, _fold
-from ramify.planning.plans.plan import All, Expression, Match, Not, Some, evaluate
+from ramify.planning.plans.plan import All, Expression, Match, Negation, Some, evaluate
 from ramify.planning.schemes.semcast.expressions import common, hierarchy, noise
 
 terms = st.lists(st.integers(0, 4), max_size=3).map(lambda ids: Match(tuple(ids)))
@@ -21,7 +21,7 @@ expressions = st.recursive(
     lambda parts: (
         st.lists(parts, max_size=3).map(lambda given: All(tuple(given)))
         | st.lists(parts, max_size=3).map(lambda given: Some(tuple(given)))
-        | parts.map(Not)
+        | parts.map(Negation)
         | st.tuples(parts, parts).map(lambda two: common(*two))
         | st.tuples(parts, parts).map(lambda two: noise(*two))
     ),
@@ -94,12 +94,12 @@ def test_splits_are_undone_however_many_terms_they_name() -> None:
 def test_where_the_rule_says_nothing_tables_decide(count: int) -> None:
     """Exactly so many of the others match, for every number: no split makes that."""
     others = [hierarchy(h) for h in range(1, count + 1)]
-    none = All(tuple(map(Not, others)))
+    none = All(tuple(map(Negation, others)))
     given: list[Expression] = [
         All((hierarchy(0), none)),
         *(All((hierarchy(0), Some((e,)))) for e in others),
     ]
-    either = All((hierarchy(0), Not(All(tuple(map(Not, others))))))
+    either = All((hierarchy(0), Negation(All(tuple(map(Negation, others))))))
     read = ChannelExpressions(dict(enumerate(given)))
     assert surely(0, given)
     assert surely(0, [given[0], either])
@@ -111,8 +111,8 @@ def test_where_the_rule_says_nothing_tables_decide(count: int) -> None:
 def test_terms_that_share_classes_are_not_independent() -> None:
     both, one, other = Match((1, 2)), Match((1,)), Match((2,))
     zero = hierarchy(0)
-    assert surely(0, [All((zero, Not(both))), All((zero, one)), All((zero, other))])
-    assert not surely(0, [All((zero, Not(both))), All((zero, one))])
+    assert surely(0, [All((zero, Negation(both))), All((zero, one)), All((zero, other))])
+    assert not surely(0, [All((zero, Negation(both))), All((zero, one))])
     every = reduce(common, [zero, one, other])
     assert surely(0, [every, noise(zero, one), noise(zero, other)])
 

@@ -29,7 +29,7 @@ from ramify.planning.plans.plan import (
     Everything,
     Holds,
     Match,
-    Not,
+    Negation,
     Plan,
     Pruning,
     Serves,
@@ -97,7 +97,7 @@ def everything_in_one() -> Plan:
     classes, _ = classes.without_subscription("s3")  # class 2 is vacant
     tree = ChannelTree(ints(0, 1, 1, 2).reshape(-1, 2), 1)
     serves = Serves.at_hosts([0, 1, 2], classes)
-    expression = All((Match((0, 1)), Some((Not(Match((2,))), Match(())))))
+    expression = All((Match((0, 1)), Some((Negation(Match((2,))), Match(())))))
     start = datetime(2026, 1, 1, tzinfo=UTC)
     channels = (
         Channel("holds", Admission(Holds(expression)), serves, Pruning.NONE, tree, Entry.to(1, 3)),

@@ -16,8 +16,8 @@ from ramify.content.filters.subscriptions import Subscription
 from ramify.network.graphs.examples import kyra_figure_4
 from ramify.network.graphs.generators import star
 from ramify.network.graphs.overlay import Link, Overlay
-from ramify.overlay.routing.headers import Kind
-from ramify.overlay.routing.simulator import Simulated, Simulator, Step
+from ramify.overlay.routing.headers import HeaderKind
+from ramify.overlay.routing.simulator import Crossing, SimulationResult, Simulator
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.check import faults
@@ -33,7 +33,7 @@ from ramify.planning.plans.plan import (
     Everything,
     Holds,
     Match,
-    Not,
+    Negation,
     Plan,
     Pruning,
     Serves,
@@ -110,8 +110,8 @@ class Ran:
     """One event's way, by brokers' names; and everything that was counted."""
 
     price: Price
-    done: Simulated
-    steps: list[Step]
+    done: SimulationResult
+    steps: list[Crossing]
 
     @property
     def way(self) -> list[str]:
@@ -308,9 +308,9 @@ def semcast(*channels: tuple[Content, Sequence[int], str]) -> Plan:
 
 
 SPLIT = semcast(
-    (Holds(All((E1, Not(E2)))), [0], "ra"),
+    (Holds(All((E1, Negation(E2)))), [0], "ra"),
     (Holds(All((E1, E2))), [0, 1], "ra rb"),
-    (Holds(All((E2, Not(E1)))), [1], "rb"),
+    (Holds(All((E2, Negation(E1)))), [1], "rb"),
 )
 
 
@@ -344,7 +344,7 @@ def test_one_leg_lists_every_channel_that_is_entered_there() -> None:
     ran = run(plan, "p", (0, 1))
     assert ran.messages == {"p>r": 1, "r>a": 1, "r>b": 1}
     leg = ran.steps[0].header
-    assert (leg.kind, leg.target, leg.channels) == (Kind.LEG, 3, (0, 1))  # brokers a, b, p, r: r is 3
+    assert (leg.kind, leg.target, leg.channels) == (HeaderKind.LEG, 3, (0, 1))  # brokers a, b, p, r: r is 3
     assert ran.header_bytes == 7 + 4 + 4
     assert ran.counts() == (2, 3, 1, 0, 0)
 
@@ -447,7 +447,12 @@ def test_a_proxy_notifies_each_host_once_though_two_classes_match_there() -> Non
     ran = run(kyra(), "A", (0, 1, 2), 9)
     assert ran.messages == {"A>C": 1, "C>H": 1, "H>F": 1, "H>G": 1}
     assert ran.legs == {"A>C": 1}
-    assert [step.header.kind for step in ran.steps] == [Kind.LEG, Kind.TREE, Kind.NOTE, Kind.NOTE]
+    assert [step.header.kind for step in ran.steps] == [
+        HeaderKind.LEG,
+        HeaderKind.TREE,
+        HeaderKind.NOTE,
+        HeaderKind.NOTE,
+    ]
     # A, C, H, F and G match; C and H have it for others.
     assert ran.counts() == (3, 5, 2, 0, 0)
     assert ran.header_bytes == 6 + 4 + 4 + 4
@@ -563,8 +568,8 @@ def test_a_channel_for_a_publisher_and_cells_takes_nothing_else() -> None:
     own = scene.channel(Cells(ints(0)), [0], Pruning.FILTER, scene.tree("ab bc"), publishers="a")
     rest = scene.channel(Cells(ints(1, 2)), [0], Pruning.COPIES, publishers="ab")
     plan = scene.plan(own, rest, grid=grid)
-    assert [s.header.kind for s in run(plan, "a", (0,), 0).steps] == [Kind.TREE, Kind.TREE]
-    assert [s.header.kind for s in run(plan, "a", (0,), 1).steps] == [Kind.COPY, Kind.COPY]
+    assert [s.header.kind for s in run(plan, "a", (0,), 0).steps] == [HeaderKind.TREE, HeaderKind.TREE]
+    assert [s.header.kind for s in run(plan, "a", (0,), 1).steps] == [HeaderKind.COPY, HeaderKind.COPY]
     assert price(plan, Demand.of([(1, (0,), 1, 1)], cells=[0])).undelivered == 1
 
 

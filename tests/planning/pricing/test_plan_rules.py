@@ -20,7 +20,7 @@ from ramify.planning.demand.tally import tally
 from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
 from ramify.planning.pricing.price import Price, price
-from ramify.planning.pricing.rules import Broken, Residency, Rules, broken, read_rules
+from ramify.planning.pricing.rules import BrokenRule, Residency, Rules, broken, read_rules
 from ramify.planning.schemes.catalog import make_plan
 from ramify.planning.schemes.scheme import channel, put_together
 from worlds import SCHEMA, World, worlds
@@ -65,7 +65,7 @@ def priced(
     return price(plan, marked)
 
 
-def names(found: list[Broken]) -> list[str]:
+def names(found: list[BrokenRule]) -> list[str]:
     return [each.rule for each in found]
 
 
@@ -77,7 +77,9 @@ def test_a_latency_bound_is_kept_up_to_the_bound_and_broken_beyond() -> None:
     exact = [replace(WANTED[0], latency_ms=30.0)]
     assert broken(priced(planned(rows=exact)), Rules()) == []
     (found,) = broken(priced(planned(DIRECT)), Rules())
-    assert found == Broken("latency: subscription s0", "an event takes 50 ms to s0 at c; allowed: 40 ms")
+    assert found == BrokenRule(
+        "latency: subscription s0", "an event takes 50 ms to s0 at c; allowed: 40 ms"
+    )
     assert str(found) == "latency: subscription s0: an event takes 50 ms to s0 at c; allowed: 40 ms"
 
 

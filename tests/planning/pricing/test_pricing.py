@@ -18,7 +18,7 @@ from ramify.network.graphs.generators import random_overlay
 from ramify.network.graphs.overlay import Link, Overlay
 from ramify.network.graphs.underlay import Underlay
 from ramify.network.trees.trees import minimum_spanning_tree
-from ramify.overlay.routing.simulator import Simulator, Step
+from ramify.overlay.routing.simulator import Crossing, Simulator
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.layout import layout_of
@@ -32,7 +32,7 @@ from ramify.planning.plans.plan import (
     Expression,
     Holds,
     Match,
-    Not,
+    Negation,
     Plan,
     Pruning,
     Serves,
@@ -41,7 +41,7 @@ from ramify.planning.plans.plan import (
 from ramify.planning.plans.state import routing_state
 from ramify.planning.pricing.bound import DestinationSets, SetYardstick, Yardstick
 from ramify.planning.pricing.price import MONTH_SECONDS, Price, Volume, price, priced
-from ramify.planning.pricing.sums import Distribution, Spread, Sums, sums_of
+from ramify.planning.pricing.sums import Distribution, Sums, WeightedSpread, sums_of
 from worlds import SCHEMA, World, plans, worlds
 
 
@@ -87,7 +87,7 @@ def planned_over_routers(draw: st.DrawFn) -> tuple[World, Plan]:
     return world, draw(plans(world))
 
 
-def steps_of(plan: Plan, demand: Demand) -> list[tuple[int, list[Step]]]:
+def steps_of(plan: Plan, demand: Demand) -> list[tuple[int, list[Crossing]]]:
     """The messages of each pattern's event, with how many events it stands for."""
     simulator = Simulator(plan)
     return [
@@ -253,7 +253,7 @@ def test_hops_and_milliseconds_are_of_the_first_arrival_at_each_destination(
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 60)), max_size=12))
 def test_a_spread_is_weighted_by_events(rows: list[tuple[int, int]]) -> None:
     values, weights = [float(v) for v, _ in rows], [w for _, w in rows]
-    spread = Spread.of(np.array(values), np.array(weights, dtype=np.int64))
+    spread = WeightedSpread.of(np.array(values), np.array(weights, dtype=np.int64))
     assert (spread.mean, spread.p99, spread.max) == pytest.approx(spread_by_hand(values, weights))
 
 
@@ -274,9 +274,9 @@ def test_a_distribution_in_parts_has_the_spread_of_the_whole_to_the_bit(
 
 def test_the_99th_percentile_of_99_fast_and_1_slow_is_fast() -> None:
     for scale in (1, 3, 7, 1_000):
-        spread = Spread.of(np.array([5.0, 90.0]), np.array([99 * scale, scale]))
+        spread = WeightedSpread.of(np.array([5.0, 90.0]), np.array([99 * scale, scale]))
         assert (spread.p99, spread.max) == (5.0, 90.0)
-    assert Spread.of(np.array([5.0, 90.0]), np.array([98, 2])).p99 == 90.0
+    assert WeightedSpread.of(np.array([5.0, 90.0]), np.array([98, 2])).p99 == 90.0
 
 
 # ------------------------------------------------------------------------------------------- stored state
@@ -292,7 +292,7 @@ def tree_path(channel: Channel, one: int, other: int) -> set[int]:
 def asked(expression: Expression) -> set[int]:
     if isinstance(expression, Match):
         return set(expression.classes)
-    parts = (expression.part,) if isinstance(expression, Not) else expression.parts
+    parts = (expression.part,) if isinstance(expression, Negation) else expression.parts
     return set().union(*(asked(part) for part in parts))
 
 
@@ -584,7 +584,7 @@ def test_the_sender_pays_and_money_counts_headers() -> None:
     assert priced.money == pytest.approx(19.0 + (3 * 4 * 2 + 1 * 4 * 7) / 1e9)
     assert (priced.deliveries, priced.undelivered, priced.matchings) == (8, 0, 8)
     assert priced.class_ms.tolist() == [3.0, 3.0]
-    assert (priced.hops, priced.ms) == (Spread(1.0, 1.0, 1.0), Spread(3.0, 3.0, 3.0))
+    assert (priced.hops, priced.ms) == (WeightedSpread(1.0, 1.0, 1.0), WeightedSpread(3.0, 3.0, 3.0))
 
 
 def test_money_per_month_scales_by_the_span_and_the_sampling_factor() -> None:
@@ -616,7 +616,7 @@ def quiet(priced: Price) -> None:
     for name in ("messages", "wire_bytes", "cost", "money", "undelivered", "waste", "node_stress_max"):
         assert figures[name] == 0, name
     assert (priced.gap, priced.over_opt, priced.resource_usage) == (1.0, 1.0, 1.0)
-    assert (priced.hops, priced.ms) == (Spread(0.0, 0.0, 0.0), Spread(0.0, 0.0, 0.0))
+    assert (priced.hops, priced.ms) == (WeightedSpread(0.0, 0.0, 0.0), WeightedSpread(0.0, 0.0, 0.0))
 
 
 def test_no_events_cost_nothing() -> None:

@@ -25,12 +25,12 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ramify.content.events.events import Decoded, Event, EventSchema, RejectReason, batch_to_events
+from ramify.content.events.events import DecodedBatch, Event, EventSchema, RejectReason, batch_to_events
 from ramify.content.events.flatten import FieldMapping, Parser, decode, parse_shapes
 from ramify.content.events.framing import ArraySplitter, array_records
 from ramify.content.events.leaves import Leaf, Leaves, Shape
 from ramify.content.events.records import Fault, Records
-from ramify.content.events.tabulate import Parsed
+from ramify.content.events.tabulate import ParsedRecords
 from ramify.errors import InputError
 
 __all__ = [
@@ -53,7 +53,7 @@ def decode_events(
     publisher: str = "source",
     *,
     source: str | None = None,
-) -> Decoded:
+) -> DecodedBatch:
     """Structured events, one per element. Never raises for a bad one: it is in `rejected`."""
     raw = Records(list(records), source=source)
     return decode(raw, cloudevents_parser(publisher), schema)
@@ -65,7 +65,7 @@ def decode_batch(
     publisher: str = "source",
     *,
     source: str | None = None,
-) -> Decoded:
+) -> DecodedBatch:
     """A JSON array of events. A bad event does not spoil the others; no array at all is one `Rejected`.
 
     Elements are told apart by their brackets, so one that is malformed inside but balanced costs only
@@ -108,7 +108,7 @@ def cloudevents_parser(publisher: str = "source") -> Parser:
     return partial(_parse, publisher=publisher)
 
 
-def _parse(records: Records, _: FieldMapping, publisher: str) -> Parsed:
+def _parse(records: Records, _: FieldMapping, publisher: str) -> ParsedRecords:
     parsed = parse_shapes(records, _spread)
     leaves, faults, index = parsed.leaves, parsed.faults, parsed.index
     leaves.columns.pop("specversion", None)
@@ -131,7 +131,7 @@ def _parse(records: Records, _: FieldMapping, publisher: str) -> Parsed:
     return parsed
 
 
-def _spread(shape: Shape, parsed: Parsed) -> None:
+def _spread(shape: Shape, parsed: ParsedRecords) -> None:
     columns = shape.columns()
     if _is_sound(shape.keys, columns):
         parsed.leaves.add(shape, columns=columns)
@@ -157,7 +157,7 @@ def _fill_publishers(leaves: Leaves, path: str) -> None:
     leaves.discard_nulls("publisher")
 
 
-def _bodies(parsed: Parsed, records: Records) -> list[bytes | None]:
+def _bodies(parsed: ParsedRecords, records: Records) -> list[bytes | None]:
     """The data of each row as it was written; None where it has none."""
     data_of = msgspec.json.Decoder(_Data).decode
     raw, faults = records.raw, parsed.faults

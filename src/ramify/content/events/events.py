@@ -1,8 +1,8 @@
 """What an event is, as one value and as a row of an Arrow record batch.
 
-Owns the attribute types, the schema of a batch, the conversion between `Event` values and batches, and
-the form in which decoders report what they could not use (`Rejected`, `Decoded`). It reads no JSON and no
-file: see `flatten`, `cloudevents` and `readers`.
+Owns the attribute types, the schema of a batch, the conversion between `Event` values and batches, and the
+form in which decoders report what they could not use (`RejectedRecord`, `DecodedBatch`). It reads no JSON
+and no file: see `flatten`, `cloudevents` and `readers`.
 
 A batch has the fixed columns of `FIXED_COLUMNS` first, then one flat column per attribute, named by its
 dotted path and sorted by name, so that equal schemas give equal Arrow schemas. Arrow's null means "absent";
@@ -32,11 +32,11 @@ __all__ = [
     "SIZE_BYTES",
     "AttributeType",
     "AttributeValue",
-    "Decoded",
+    "DecodedBatch",
     "Event",
     "EventSchema",
     "RejectReason",
-    "Rejected",
+    "RejectedRecord",
     "batch_to_events",
     "events_to_batch",
 ]
@@ -259,7 +259,7 @@ class RejectReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class RejectedRecord:
     """A record that could not become an event.
 
     `position` counts the records of the whole input from 0, `line` its lines from 1. `detail` is a
@@ -275,7 +275,7 @@ class Rejected:
 
 
 @dataclass
-class Decoded:
+class DecodedBatch:
     """What became of some records: every one is either a row of `batch` or in `rejected`.
 
     `unaddressable` counts, per path, the values that have no column and so can be reached by no filter:
@@ -283,7 +283,7 @@ class Decoded:
     """
 
     batch: pa.RecordBatch
-    rejected: list[Rejected] = field(default_factory=list)
+    rejected: list[RejectedRecord] = field(default_factory=list)
     unaddressable: Mapping[str, int] = field(default_factory=dict)
 
     @property

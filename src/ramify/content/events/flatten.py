@@ -13,19 +13,19 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ramify.content.events.events import RESERVED_NAMES, Decoded, EventSchema, RejectReason
+from ramify.content.events.events import RESERVED_NAMES, DecodedBatch, EventSchema, RejectReason
 from ramify.content.events.leaves import Leaves, Shape, conflict, shapes, sprawl
 from ramify.content.events.records import (
     MAX_DEPTH,
     MAX_RECORD_BYTES,
     Fault,
-    Group,
+    ObjectGroup,
     Records,
     depth,
     duplicate_keys,
     load,
 )
-from ramify.content.events.tabulate import MAX_ATTRIBUTES, PLAIN, FieldMapping, Parsed, tabulate
+from ramify.content.events.tabulate import MAX_ATTRIBUTES, PLAIN, FieldMapping, ParsedRecords, tabulate
 from ramify.content.events.timestamps import TimeUnit, parse_timestamps
 
 __all__ = [
@@ -46,8 +46,8 @@ __all__ = [
     "parse_timestamps",
 ]
 
-Parser: TypeAlias = Callable[[Records, FieldMapping], Parsed]
-Spread: TypeAlias = Callable[[Shape, Parsed], None]
+Parser: TypeAlias = Callable[[Records, FieldMapping], ParsedRecords]
+Spread: TypeAlias = Callable[[Shape, ParsedRecords], None]
 
 
 def decode_records(
@@ -56,7 +56,7 @@ def decode_records(
     mapping: FieldMapping = PLAIN,
     *,
     source: str | None = None,
-) -> Decoded:
+) -> DecodedBatch:
     """Plain JSON objects, one per element, as a batch and the rejected. Never raises for a bad record."""
     return decode(Records(list(records), source=source), parse_plain, schema, mapping)
 
@@ -68,7 +68,7 @@ def decode(
     mapping: FieldMapping = PLAIN,
     *,
     inferred: bool = False,
-) -> Decoded:
+) -> DecodedBatch:
     """Parse and type records: every one becomes a row or a `Rejected`. O(bytes + rows x columns).
 
     Without a schema the types come from the records: the first value of a path decides, integers widen
@@ -80,14 +80,14 @@ def decode(
         return tabulate(parse(records, mapping), records, schema, mapping, inferred=inferred)
 
 
-def parse_plain(records: Records, _: FieldMapping) -> Parsed:
+def parse_plain(records: Records, _: FieldMapping) -> ParsedRecords:
     """The parser of plain objects: the fields are the attributes, the whole record is the body."""
     return parse_shapes(records, _spread_plain)
 
 
-def parse_shapes(records: Records, spread: Spread) -> Parsed:
+def parse_shapes(records: Records, spread: Spread) -> ParsedRecords:
     """Load records and `spread` the objects of each shape; refuse what no path or key can stand for."""
-    parsed = Parsed(Leaves(len(records.raw)), dict(records.refused))
+    parsed = ParsedRecords(Leaves(len(records.raw)), dict(records.refused))
     repeats: dict[int, Fault] = {}
     for group in load(records, parsed.faults):
         rows = np.arange(len(parsed.index), len(parsed.index) + len(group.index))
@@ -108,7 +108,7 @@ def parse_shapes(records: Records, spread: Spread) -> Parsed:
     return parsed
 
 
-def _spread_plain(shape: Shape, parsed: Parsed) -> None:
+def _spread_plain(shape: Shape, parsed: ParsedRecords) -> None:
     taken = RESERVED_NAMES.intersection(shape.keys)
     if taken:
         fault = RejectReason.RESERVED_NAME, f"the field {min(taken)!r} has a reserved name; rename it"
@@ -117,7 +117,7 @@ def _spread_plain(shape: Shape, parsed: Parsed) -> None:
     parsed.leaves.add(shape)
 
 
-def _repeated_keys(records: Records, group: Group, parsed: Parsed) -> dict[int, Fault]:
+def _repeated_keys(records: Records, group: ObjectGroup, parsed: ParsedRecords) -> dict[int, Fault]:
     """The faults of the last group's records whose bytes show more pairs than their objects have keys."""
     stop = len(parsed.index)
     keys = parsed.leaves.keys[stop - len(group.index) : stop]

@@ -26,7 +26,7 @@ from ramify.content.events.events import (
     RESERVED_NAMES,
     SIZE_BYTES,
     AttributeType,
-    Decoded,
+    DecodedBatch,
     EventSchema,
     RejectReason,
 )
@@ -51,7 +51,7 @@ def read_parquet(
     batch_rows: int = _BATCH_ROWS,
     *,
     body: str | None = None,
-) -> Iterator[Decoded]:
+) -> Iterator[DecodedBatch]:
     """Rows of a Parquet file; structs are flattened to dotted paths. No Python per row.
 
     Without a schema, the file's own: integers, floats, short decimals, dates, timestamps (without a zone:
@@ -105,7 +105,7 @@ def read_row_groups(
     stop: int | None = None,
     name: str | None = None,
     wanted: Collection[str] | None = None,
-) -> Iterator[Decoded | LostRows]:
+) -> Iterator[DecodedBatch | LostRows]:
     """The rows of the row groups that begin in bytes `start` to `stop` of a file, as `read_parquet` has
     them. Ranges that cover a file give each of its rows once. Memory: one row group.
 
@@ -151,7 +151,7 @@ def _begin(group: Any) -> int:
 
 def _group(
     file: pq.ParquetFile, index: int, layout: "_Layout", first: int, name: str | None, batch_rows: int
-) -> Iterator[Decoded | LostRows]:
+) -> Iterator[DecodedBatch | LostRows]:
     promised = file.metadata.row_group(index).num_rows
     done, fault = 0, "it holds fewer rows than its footer says"
     try:
@@ -166,7 +166,7 @@ def _group(
         yield LostRows(promised - done, detail)
 
 
-def _moved(decoded: Decoded, origin: int) -> Decoded:
+def _moved(decoded: DecodedBatch, origin: int) -> DecodedBatch:
     if decoded.rejected:
         decoded.rejected = [replace(r, position=r.position - origin) for r in decoded.rejected]
     return decoded
@@ -303,7 +303,7 @@ class _Columns:
         # Rows per path whose value is in no column.
         self.unreached: dict[str, Any] = {}
 
-    def decoded(self) -> Decoded:
+    def decoded(self) -> DecodedBatch:
         """The batch, with the rows that do not fit taken out."""
         layout, mapping = self.layout, self.layout.mapping
         fitted: dict[str, Any] = {}
@@ -331,7 +331,7 @@ class _Columns:
         if self.faults:
             arrays = [array.filter(pa.array(keep)) for array in arrays]
         counts = {path: int((mask & keep).sum()) for path, mask in sorted(self.unreached.items())}
-        return Decoded(
+        return DecodedBatch(
             pa.RecordBatch.from_arrays(arrays, schema=layout.schema.arrow),
             self.records.rejected(self.faults),
             {path: count for path, count in counts.items() if count},

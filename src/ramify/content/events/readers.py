@@ -1,4 +1,4 @@
-"""Event logs on disk: NDJSON, CloudEvents and Parquet, as streams of `Decoded`.
+"""Event logs on disk: NDJSON, CloudEvents and Parquet, as streams of `DecodedBatch`.
 
 Owns the choice of what to read and how. Files are cut into records in `framing`, what makes a record good
 is decided in `flatten` and `cloudevents`, and Parquet has a reader of its own (`parquet`). Memory is
@@ -7,7 +7,7 @@ holds.
 
 A stream without a given schema takes its schema from the first batch. After that, new fields count as
 unaddressable and values of another type are rejected; `infer_schema` looks at more rows beforehand.
-Every reader yields at least one `Decoded`, so that an empty input has a schema too.
+Every reader yields at least one `DecodedBatch`, so that an empty input has a schema too.
 """
 
 import os
@@ -19,7 +19,7 @@ from typing import IO
 import msgspec
 
 from ramify.content.events.cloudevents import cloudevents_parser
-from ramify.content.events.events import Decoded, EventSchema
+from ramify.content.events.events import DecodedBatch, EventSchema
 from ramify.content.events.flatten import PLAIN, FieldMapping, Parser, decode, parse_plain
 from ramify.content.events.framing import WHITESPACE, ArraySplitter, Source, elements, lines, opened, peeked
 from ramify.content.events.parquet import read_parquet
@@ -44,7 +44,7 @@ def read_ndjson(
     schema: EventSchema | None = None,
     mapping: FieldMapping = PLAIN,
     batch_rows: int = _BATCH_ROWS,
-) -> Iterator[Decoded]:
+) -> Iterator[DecodedBatch]:
     """Plain JSON objects, one per line, from a path (`.gz` is decompressed), a binary file or bytes.
 
     Blank lines are no records. A line beyond the size limit is skipped without being held in memory.
@@ -63,7 +63,7 @@ def read_cloudevents(
     schema: EventSchema | None = None,
     publisher: str = "source",
     batch_rows: int = _BATCH_ROWS,
-) -> Iterator[Decoded]:
+) -> Iterator[DecodedBatch]:
     """CloudEvents in structured mode, one per line, or in one JSON array: the first character tells.
 
     Raises
@@ -82,7 +82,7 @@ def read_events(
     schema: EventSchema | None = None,
     mapping: FieldMapping = PLAIN,
     batch_rows: int = _BATCH_ROWS,
-) -> Iterator[Decoded]:
+) -> Iterator[DecodedBatch]:
     """A log of any known kind: Parquet by suffix; JSON lines or one JSON array by the first character;
     CloudEvents when the first readable record has a `specversion`.
 
@@ -172,7 +172,7 @@ class JsonForm:
         batch_rows: int = _BATCH_ROWS,
         *,
         inside: bool = False,
-    ) -> Iterator[Decoded]:
+    ) -> Iterator[DecodedBatch]:
         """The records of a stream of this form; `inside` when it begins in the middle of a file."""
         if self.array:
             chunks = elements(stream, name, batch_rows)
@@ -183,7 +183,7 @@ class JsonForm:
 
 def _decoded(
     chunks: Iterable[Records], parse: Parser, schema: EventSchema | None, mapping: FieldMapping
-) -> Iterator[Decoded]:
+) -> Iterator[DecodedBatch]:
     inferred = schema is None
     for records in chunks:
         decoded = decode(records, parse, schema, mapping, inferred=inferred)

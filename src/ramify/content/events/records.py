@@ -16,13 +16,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ramify.content.events.events import Rejected, RejectReason
+from ramify.content.events.events import RejectedRecord, RejectReason
 
 __all__ = [
     "MAX_DEPTH",
     "MAX_RECORD_BYTES",
     "Fault",
-    "Group",
+    "ObjectGroup",
     "Records",
     "bracket_levels",
     "depth",
@@ -55,10 +55,10 @@ class Records:
     source: str | None = None
     refused: dict[int, Fault] = field(default_factory=dict)
 
-    def rejected(self, faults: Mapping[int, Fault]) -> list[Rejected]:
+    def rejected(self, faults: Mapping[int, Fault]) -> list[RejectedRecord]:
         """The faults as values, by position."""
         return [
-            Rejected(
+            RejectedRecord(
                 position=self.first + i,
                 reason=faults[i][0],
                 detail=faults[i][1],
@@ -71,7 +71,7 @@ class Records:
 
 
 @dataclass(slots=True)
-class Group:
+class ObjectGroup:
     """Objects decoded together. Parallel: which record each was, and a bound on its key-value pairs."""
 
     index: list[int]
@@ -79,7 +79,7 @@ class Group:
     pairs: NDArray[np.int64]
 
 
-def load(records: Records, faults: dict[int, Fault]) -> Iterator[Group]:
+def load(records: Records, faults: dict[int, Fault]) -> Iterator[ObjectGroup]:
     """The records that are JSON objects within the limits, in order; faults for the others."""
     decode = msgspec.json.Decoder().decode
     for start in range(0, len(records.raw), _GROUP):
@@ -96,7 +96,7 @@ def load(records: Records, faults: dict[int, Fault]) -> Iterator[Group]:
         if len(index) < len(raw):
             pairs = pairs[[i - start for i in index]]
         if found:
-            yield Group(index, found, pairs)
+            yield ObjectGroup(index, found, pairs)
 
 
 def _limit_fault(raw: bytes) -> Fault | None:

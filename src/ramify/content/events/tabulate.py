@@ -16,12 +16,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ramify.content.events.events import CONTEXT_NAMES, AttributeType, Decoded, EventSchema, RejectReason
+from ramify.content.events.events import (
+    CONTEXT_NAMES,
+    AttributeType,
+    DecodedBatch,
+    EventSchema,
+    RejectReason,
+)
 from ramify.content.events.leaves import Leaf, Leaves
 from ramify.content.events.records import Fault, Records, spelled
 from ramify.content.events.timestamps import TimeUnit, from_epoch, parse_timestamps
 
-__all__ = ["MAX_ATTRIBUTES", "PLAIN", "FieldMapping", "Parsed", "kind_of", "tabulate"]
+__all__ = ["MAX_ATTRIBUTES", "PLAIN", "FieldMapping", "ParsedRecords", "kind_of", "tabulate"]
 
 MAX_ATTRIBUTES = 1024
 """Inference stops adding columns here: a log with a new key in every record must not make a batch of
@@ -58,7 +64,7 @@ PLAIN = FieldMapping()
 
 
 @dataclass(slots=True)
-class Parsed:
+class ParsedRecords:
     """What a parser makes of records: the rows of `leaves`, and faults by record for those it refused.
 
     `index` says which record each row was. A row may have a fault too: its values must then be gone.
@@ -73,13 +79,13 @@ class Parsed:
 
 
 def tabulate(
-    parsed: Parsed,
+    parsed: ParsedRecords,
     records: Records,
     schema: EventSchema | None = None,
     mapping: FieldMapping = PLAIN,
     *,
     inferred: bool = False,
-) -> Decoded:
+) -> DecodedBatch:
     """The rows as a batch, without those that do not fit. O(cells + rows x columns).
 
     `inferred` says, for the messages only, that a given schema comes from earlier records.
@@ -95,13 +101,13 @@ def tabulate(
         kept = pa.array(assembly.kept())
         arrays = [array.filter(kept) for array in arrays]
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema.arrow)
-    return Decoded(batch, records.rejected(parsed.faults), unaddressable)
+    return DecodedBatch(batch, records.rejected(parsed.faults), unaddressable)
 
 
 class _Assembly:
     """Turns leaf columns into Arrow columns, and collects what does not fit."""
 
-    def __init__(self, parsed: Parsed, mapping: FieldMapping, *, inferred: bool) -> None:
+    def __init__(self, parsed: ParsedRecords, mapping: FieldMapping, *, inferred: bool) -> None:
         self.parsed = parsed
         self.leaves = parsed.leaves.columns
         self.count = len(parsed.index)

@@ -26,10 +26,10 @@ __all__ = [
     "Atom",
     "Constant",
     "Explanation",
+    "ExplanationLine",
     "Expression",
     "Not",
     "Or",
-    "Step",
     "boxes_of",
     "compile_filter",
     "evaluate",
@@ -140,7 +140,7 @@ def evaluate(expression: Expression, attributes: Mapping[str, Value]) -> bool | 
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ExplanationLine:
     """One line of an explanation: a predicate or a connective, its verdict, the value it saw."""
 
     depth: int
@@ -160,7 +160,7 @@ class Explanation:
     """Why a filter accepts an event or not, predicate by predicate."""
 
     matched: bool
-    steps: tuple[Step, ...]
+    steps: tuple[ExplanationLine, ...]
 
     def __str__(self) -> str:
         head = "matches" if self.matched else "does not match"
@@ -181,29 +181,33 @@ def explain(event: Event | Mapping[str, Value], filter_: Filter) -> Explanation:
     return Explanation(filter_.holds(attributes), steps)
 
 
-def _steps(expression: Expression, attributes: Mapping[str, Value], depth: int) -> Iterator[Step]:
+def _steps(
+    expression: Expression, attributes: Mapping[str, Value], depth: int
+) -> Iterator[ExplanationLine]:
     verdict = evaluate(expression, attributes)
     match expression:
         case Atom(path, text, _, _):
-            yield Step(depth, text, verdict, path, attributes.get(path, ABSENT))
+            yield ExplanationLine(depth, text, verdict, path, attributes.get(path, ABSENT))
         case Constant():
-            yield Step(depth, str(verdict).upper() if verdict is not None else "NULL", verdict)
+            yield ExplanationLine(depth, str(verdict).upper() if verdict is not None else "NULL", verdict)
         case Not(part):
-            yield Step(depth, "NOT", verdict)
+            yield ExplanationLine(depth, "NOT", verdict)
             yield from _steps(part, attributes, depth + 1)
         case And(parts) | Or(parts):
-            yield Step(depth, "all of" if isinstance(expression, And) else "any of", verdict)
+            yield ExplanationLine(depth, "all of" if isinstance(expression, And) else "any of", verdict)
             for part in parts:
                 yield from _steps(part, attributes, depth + 1)
 
 
-def _box_steps(filter_: Filter, attributes: Mapping[str, Value]) -> Iterator[Step]:
-    yield Step(1, f"any of {len(filter_.boxes)} boxes", filter_.holds(attributes))
+def _box_steps(filter_: Filter, attributes: Mapping[str, Value]) -> Iterator[ExplanationLine]:
+    yield ExplanationLine(1, f"any of {len(filter_.boxes)} boxes", filter_.holds(attributes))
     for box in filter_.boxes:
-        yield Step(2, "all of" if box.constraints else "everything", box.holds(attributes))
+        yield ExplanationLine(2, "all of" if box.constraints else "everything", box.holds(attributes))
         for path, constraint in box.constraints:
             value = attributes.get(path, ABSENT)
-            yield Step(3, f"{path} {describe_constraint(constraint)}", value in constraint, path, value)
+            yield ExplanationLine(
+                3, f"{path} {describe_constraint(constraint)}", value in constraint, path, value
+            )
 
 
 def _show(value: Value) -> str:

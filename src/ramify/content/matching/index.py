@@ -28,7 +28,7 @@ from ramify.content.matching.postings import (
     rehash,
 )
 
-__all__ = ["Growing", "IndexStore", "Option", "feature_hash", "joint_hash"]
+__all__ = ["GrowingArray", "IndexStore", "Option", "feature_hash", "joint_hash"]
 
 # Posting lists longer than this are all the same to the estimate.
 _LONG_LIST = 4096
@@ -50,7 +50,7 @@ class Option:
     chance: float = 1.0
 
 
-class Growing:
+class GrowingArray:
     """A numpy array with room behind its end. Growth is by half, so appending is amortised O(1)."""
 
     def __init__(self, dtype: Any) -> None:
@@ -91,18 +91,18 @@ class IndexStore:
         # path -> column number, in order of first use
         self._columns: dict[str, int] = {}
         # every box's program, one after another, and where each begins
-        self.program = Growing(np.int64)
-        self.box_start = Growing(np.int64)
+        self.program = GrowingArray(np.int64)
+        self.box_start = GrowingArray(np.int64)
         # per box: the number of another box of its filter, or -1; per filter: its first such box
-        self.box_sibling = Growing(np.int32)
-        self.first_box = Growing(np.int32)
-        self.alive = Growing(np.uint8)
+        self.box_sibling = GrowingArray(np.int32)
+        self.first_box = GrowingArray(np.int32)
+        self.alive = GrowingArray(np.uint8)
         # linked lists of boxes, in pairs: the next posting, where the box begins (see `postings`)
-        self.postings = Growing(np.int32)
+        self.postings = GrowingArray(np.int32)
         # the hash table (see `kernels.Index`), and the lists of boxes that are found without it
         self.table = _empty_table(16)
         self.slots_taken = 0
-        self.heads = Growing(np.int32)
+        self.heads = GrowingArray(np.int32)
         self.heads.extend([-1])
         # per column: some ends of the ranges that filters ask for
         self.range_ends: dict[int, list[float]] = {}
@@ -249,7 +249,7 @@ class IndexStore:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays, room behind their ends included."""
-        parts = [value for value in vars(self).values() if isinstance(value, Growing)]
+        parts = [value for value in vars(self).values() if isinstance(value, GrowingArray)]
         return sum(part.data.nbytes for part in parts) + self.table.nbytes
 
     def sweep(self) -> None:

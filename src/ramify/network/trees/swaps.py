@@ -29,7 +29,7 @@ from ramify.network.trees.terminals import TerminalSets
 from ramify.network.trees.tree_kernels import depths, fill_meetings, meeting, preorder, sort_small
 from ramify.network.trees.trees import MeasuredTree, Tree, closed, link_lengths, measured
 
-__all__ = ["Improved", "improve"]
+__all__ = ["SwapResult", "improve"]
 
 Floats = npt.NDArray[np.float64]
 Table = npt.NDArray[np.int32]
@@ -41,7 +41,7 @@ CHUNK = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Improved:
+class SwapResult:
     """What a search led to. `finished` is False when a budget ended it before a local optimum."""
 
     tree: Tree
@@ -60,7 +60,7 @@ def improve(
     seconds: float | None = None,
     swaps: int | None = None,
     check: bool = False,
-) -> Improved:
+) -> SwapResult:
     """Exchange tree links for other links of the overlay until none gains, or a budget ends.
 
     `weight` is hops, mean_price or latency. `seconds` is looked at every few hundredths, and makes the
@@ -88,7 +88,7 @@ def improve(
                 raise AssertionError(f"a gain of {gain} was predicted, {cost - now} came of it")
             cost = now
     found = search.tree()
-    return Improved(
+    return SwapResult(
         found, measured(overlay, found, weight).total(sets), start_cost, search.swaps, search.finished
     )
 

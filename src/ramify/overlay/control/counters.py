@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ramify.content.events.events import SIZE_BYTES
-from ramify.overlay.control.steps import Crossed, Stepped
+from ramify.overlay.control.steps import LinkTraffic, StepResult
 
 __all__ = ["Counters"]
 
@@ -37,9 +37,9 @@ class Counters:
     payload_bytes: Counter[str] = field(default_factory=Counter)
     wire_bytes: Counter[str] = field(default_factory=Counter)
     entered: dict[int, tuple[int, int]] = field(default_factory=dict)
-    sent: dict[int, dict[str, Crossed]] = field(default_factory=dict)
+    sent: dict[int, dict[str, LinkTraffic]] = field(default_factory=dict)
 
-    def add(self, done: Stepped) -> None:
+    def add(self, done: StepResult) -> None:
         """Count a step that was committed."""
         self.steps += 1
         self.frames += done.frames_in
@@ -53,7 +53,7 @@ class Counters:
             self.messages[to] += crossed.messages
             self.payload_bytes[to] += crossed.payload_bytes
             self.wire_bytes[to] += crossed.wire_bytes
-            sum_ = self.sent.setdefault(epoch, {}).setdefault(to, Crossed())
+            sum_ = self.sent.setdefault(epoch, {}).setdefault(to, LinkTraffic())
             sum_.add(crossed.messages, crossed.payload_bytes, crossed.wire_bytes)
         events = sum(batch.num_rows for batch in done.published)
         if events:

@@ -58,11 +58,11 @@ __all__ = [
     "Ask",
     "BrokerReport",
     "EpochError",
+    "EpochStage",
     "Epochs",
     "Flip",
     "Install",
     "Retire",
-    "State",
 ]
 
 MOST_LIVE = 3
@@ -81,7 +81,7 @@ class EpochError(LiveError):
         super().__init__(f"{reason}; waiting for {names}" if names else reason)
 
 
-class State(Enum):
+class EpochStage(Enum):
     """Where an epoch is in its life."""
 
     INSTALLING = "installing"
@@ -226,22 +226,22 @@ class Epochs:
         """The session under which a broker is registered."""
         return self._sessions.get(broker)
 
-    def state(self, epoch: int) -> State:
+    def state(self, epoch: int) -> EpochStage:
         """Where an epoch is. Raises `EpochError` for one that never was."""
         if not 0 < epoch <= self._last:
             raise EpochError(f"there is no epoch {epoch}: the last one is {self._last}")
         if epoch not in self._live:
-            return State.RETIRED
+            return EpochStage.RETIRED
         if epoch == self.target:
-            return State.FLIPPED if self._all_at_turn() else State.CONFIRMED
-        return State.INSTALLING if epoch == self.wanted else State.DRAINING
+            return EpochStage.FLIPPED if self._all_at_turn() else EpochStage.CONFIRMED
+        return EpochStage.INSTALLING if epoch == self.wanted else EpochStage.DRAINING
 
     def waits_for(self, epoch: int) -> dict[str, str]:
         """Whom an epoch waits for in its present state, and why. Nobody when it is flipped or retired."""
         state = self.state(epoch)
-        if state in (State.FLIPPED, State.RETIRED):
+        if state in (EpochStage.FLIPPED, EpochStage.RETIRED):
             return {}
-        if state is State.INSTALLING:
+        if state is EpochStage.INSTALLING:
             lacking = self._lacking(epoch)
             return dict.fromkeys(lacking, f"does not hold epoch {epoch}.{self._live[epoch].revision}")
         found = dict.fromkeys(self.lost, "its lease has lapsed")
@@ -251,7 +251,7 @@ class Epochs:
                 found[broker] = "has not reported"
             elif report.turn != self.turn:
                 found[broker] = f"has not flipped to epoch {self.target}"
-        if state is State.DRAINING:
+        if state is EpochStage.DRAINING:
             found = {**self._undelivered(epoch), **self._silent(), **found}
         return found
 
@@ -293,7 +293,7 @@ class Epochs:
         if len(self._live) + len(dropping) >= MOST_LIVE:
             waiting: dict[str, str] = {}
             for epoch in self.live:
-                if self.state(epoch) is State.DRAINING:
+                if self.state(epoch) is EpochStage.DRAINING:
                     waiting |= self.waits_for(epoch)
             waiting |= {b: f"still holds epoch {e}" for e, brokers in dropping.items() for b in brokers}
             epochs = ", ".join(map(str, sorted({*self._live, *dropping})))

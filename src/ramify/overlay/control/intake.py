@@ -3,7 +3,7 @@
 Owns the checks on what a client publishes (`take_in`) and `to_cloudevent`. Pure: no clock, no socket.
 JSON is read by `ramify.content`, Arrow by `frames` and `arrow_rows`; nothing here is a second reader.
 
-Every event of a message becomes a row or a `Rejected`, and nothing that a client sends raises. The
+Every event of a message becomes a row or a `RejectedMessage`, and nothing that a client sends raises. The
 publisher column is the authenticated client, whatever an event claims: an extension `publisher` is
 replaced.
 """
@@ -35,7 +35,7 @@ from ramify.content.events.flatten import collector_paused
 from ramify.content.events.framing import WHITESPACE, ArraySplitter
 from ramify.content.events.leaves import Leaf
 from ramify.content.events.records import Records, duplicate_keys
-from ramify.content.events.tabulate import PLAIN, Parsed, kind_of, tabulate
+from ramify.content.events.tabulate import PLAIN, ParsedRecords, kind_of, tabulate
 from ramify.errors import InputError, LimitError
 from ramify.overlay.control.arrow_rows import Fault, Ints, Part, check_rows, fill_ids, fit_types
 from ramify.overlay.control.frames import Limits, concat, end_to_end, read_stream
@@ -46,9 +46,9 @@ __all__ = [
     "EVENT_TYPE",
     "RAW_BYTES",
     "WRAPPED_TYPE",
+    "ClientMessage",
     "Limits",
-    "Published",
-    "Rejected",
+    "RejectedMessage",
     "take_in",
     "take_in_by_client",
     "to_cloudevent",
@@ -62,7 +62,7 @@ WRAPPED_TYPE = "ramify.event"
 """The type of a CloudEvent that is made for an event which never was one."""
 
 RAW_BYTES = 64 << 10
-"""What a `Rejected` keeps of the event."""
+"""What a `RejectedMessage` keeps of the event."""
 
 BAD_ARROW = "bad_arrow"
 CONTENT_TYPE = "content_type"
@@ -74,7 +74,7 @@ _WIDEST = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class ClientMessage:
     """A message of a client: `id` is its Nats-Msg-Id, `position` its sequence in the stream."""
 
     client: str
@@ -85,7 +85,7 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class RejectedMessage:
     """An event, or a whole message, that was not taken in.
 
     `reason` is a short code: one of `RejectReason`, or bad_arrow, content_type, duplicate_id and
@@ -102,8 +102,8 @@ class Rejected:
 
 
 def take_in(
-    messages: Sequence[Published], limits: Limits | None = None
-) -> tuple[pa.RecordBatch | None, list[Rejected]]:
+    messages: Sequence[ClientMessage], limits: Limits | None = None
+) -> tuple[pa.RecordBatch | None, list[RejectedMessage]]:
     """All good events of all messages as one batch, in order, and the others. None when none is good.
 
     An attribute has the type that most events give it, or the first on a tie; integers and doubles count
@@ -124,15 +124,15 @@ def take_in(
 
 
 def take_in_by_client(
-    messages: Sequence[Published], limits: Limits | None = None
-) -> tuple[list[pa.RecordBatch], list[Rejected]]:
+    messages: Sequence[ClientMessage], limits: Limits | None = None
+) -> tuple[list[pa.RecordBatch], list[RejectedMessage]]:
     """As `take_in`, but what one client sends decides nothing about another's events: types are settled per
     client, and the batches joined where they agree. Order is kept per client. Never raises."""
-    mine: dict[str, list[Published]] = {}
+    mine: dict[str, list[ClientMessage]] = {}
     for message in messages:
         mine.setdefault(message.client, []).append(message)
     batches: list[pa.RecordBatch] = []
-    rejected: list[Rejected] = []
+    rejected: list[RejectedMessage] = []
     waiting = list(reversed(mine.values()))
     while waiting:
         some = waiting.pop()
@@ -199,11 +199,11 @@ def _alike(parts: list[Part]) -> list[list[Part]]:
 
 
 class _Intake:
-    def __init__(self, messages: Sequence[Published], limits: Limits) -> None:
+    def __init__(self, messages: Sequence[ClientMessage], limits: Limits) -> None:
         self.messages = messages
         self.limits = limits
         # Rejected so far, each with (message, row), by which they are sorted at the end.
-        self.refused: list[tuple[int, int, Rejected]] = []
+        self.refused: list[tuple[int, int, RejectedMessage]] = []
         # The JSON texts of all messages, as published and as read (with ids), and where each was.
         self.texts: list[bytes] = []
         self.records = Records([])
@@ -211,7 +211,7 @@ class _Intake:
         self.row: list[int] = []
         self.single: set[int] = set()
 
-    def taken(self) -> tuple[pa.RecordBatch | None, list[Rejected]]:
+    def taken(self) -> tuple[pa.RecordBatch | None, list[RejectedMessage]]:
         found = [part for k in range(len(self.messages)) if (part := self._arrow_of(k)) is not None]
         parts = [self._checked(run) for run in _alike(found)]
         with collector_paused():
@@ -331,7 +331,7 @@ class _Intake:
 
     def _refuse(self, k: int, row: int, event_id: str | None, fault: Fault, raw: bytes) -> None:
         message = self.messages[k]
-        found = Rejected(
+        found = RejectedMessage(
             message.client, message.position, event_id, str(fault[0]), fault[1], raw[:RAW_BYTES]
         )
         self.refused.append((k, row, found))
@@ -350,7 +350,7 @@ class _Intake:
 
     # -- JSON
 
-    def _parsed(self) -> Parsed:
+    def _parsed(self) -> ParsedRecords:
         """The leaf columns of all JSON events, ids filled in, those beyond the limits refused."""
         # Most events without an id show it by not having the word at all, which costs no second parse.
         raw = [text if b'"id"' in text else self._with_id(i) for i, text in enumerate(self.texts)]
@@ -385,12 +385,12 @@ class _Intake:
             return text
         return msgspec.json.encode({**found, "id": msgspec.Raw(own)})
 
-    def _order(self, parsed: Parsed | None) -> Ints:
+    def _order(self, parsed: ParsedRecords | None) -> Ints:
         """Per row of the leaves, its place among all events."""
         index = [] if parsed is None else parsed.index
         return (np.array(self.message, np.int64)[index] << 32) + np.array(self.row, np.int64)[index]
 
-    def _tabulated(self, parsed: Parsed, schema: EventSchema) -> Part:
+    def _tabulated(self, parsed: ParsedRecords, schema: EventSchema) -> Part:
         decoded = tabulate(parsed, self.records, schema)
         for i, fault in parsed.faults.items():
             text = self.texts[i]
@@ -416,7 +416,7 @@ class _Id(msgspec.Struct):
     id: Any = None
 
 
-def _limit_attributes(parsed: Parsed, message_of: Ints, limits: Limits) -> None:
+def _limit_attributes(parsed: ParsedRecords, message_of: Ints, limits: Limits) -> None:
     """Refuse events with too many attributes, then those that bring too many new ones into a message."""
     most, index = limits.max_attributes, np.array(parsed.index, np.int64)
 

@@ -14,12 +14,12 @@ from types import MappingProxyType
 
 from ramify.errors import InputError
 
-__all__ = ["Inlet", "Verdict", "decode_positions", "encode_positions"]
+__all__ = ["Inlet", "LaneVerdict", "decode_positions", "encode_positions"]
 
 _MOST_INPUTS = 10_000
 
 
-class Verdict(Enum):
+class LaneVerdict(Enum):
     """What a message that came is."""
 
     NEXT = "next"
@@ -37,14 +37,14 @@ class Inlet:
         self.committed = committed
         self.taken = committed
 
-    def verdict(self, number: int) -> Verdict:
+    def verdict(self, number: int) -> LaneVerdict:
         """What to do with a message. A `NEXT` one counts as taken."""
         if number <= self.taken:
-            return Verdict.OLD
+            return LaneVerdict.OLD
         if number > self.taken + 1:
-            return Verdict.GAP
+            return LaneVerdict.GAP
         self.taken = number
-        return Verdict.NEXT
+        return LaneVerdict.NEXT
 
     def commit(self, number: int) -> None:
         """Everything up to `number` is safe. It never goes back."""

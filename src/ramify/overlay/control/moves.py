@@ -48,9 +48,9 @@ __all__ = [
     "SWITCHED",
     "SWITCHING",
     "WITHDRAWN",
+    "ClientView",
     "Duty",
-    "Onward",
-    "View",
+    "LaneEnd",
     "accepted",
     "declined",
     "duty_of",
@@ -81,7 +81,7 @@ PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ClientView:
     """What is known of a client beside its move.
 
     recorded    the broker of its record
@@ -151,7 +151,7 @@ def ended(move: Move, number: int, now: float) -> Move:
     return _at(move, SWITCHED, now, end=number) if move.phase == SWITCHED else move
 
 
-def looked(move: Move, view: View, now: float) -> Move:
+def looked(move: Move, view: ClientView, now: float) -> Move:
     """The move as what is known of its client makes it.
 
     Plans are the truth: one that has the client at the foreign broker counts, also where whoever saved it
@@ -187,7 +187,7 @@ def _at(move: Move, phase: str, now: float, **changed: object) -> Move:
 # ---------------------------------------------------------------------------------------------- lanes
 
 
-class Onward(msgspec.Struct, frozen=True):
+class LaneEnd(msgspec.Struct, frozen=True):
     """What the last message of a lane says (header M): the move, and where its client goes on.
 
     `end`: the number of the message that said so first, where this one follows it; else 0.
@@ -203,15 +203,15 @@ class Onward(msgspec.Struct, frozen=True):
         return json.dumps(msgspec.to_builtins(self))
 
     @staticmethod
-    def decode(text: str) -> "Onward":
+    def decode(text: str) -> "LaneEnd":
         """Raises `InputError` for what is none."""
         try:
-            return msgspec.json.decode(text, type=Onward)
+            return msgspec.json.decode(text, type=LaneEnd)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InputError(f"a lane ends with what does not say where to go on: {error}") from None
 
 
-def next_lane(lane: Lane, end: int, onward: Onward) -> Lane:
+def next_lane(lane: Lane, end: int, onward: LaneEnd) -> Lane:
     """The part behind one that ends with the number `end` on its lane."""
     return Lane(onward.to, lane.base + end + _SPARE - onward.start, onward.start)
 
@@ -220,7 +220,7 @@ def lanes_after(lanes: Sequence[Lane], move: Move) -> list[Lane]:
     """The lanes of a client whose lane at home has ended."""
     parts = list(lanes) or [Lane(move.home)]
     last = msgspec.structs.replace(parts[-1], end=move.end, move=move.id)
-    onward = Onward(move.id, move.foreign, move.start)
+    onward = LaneEnd(move.id, move.foreign, move.start)
     return [*parts[:-1], last, next_lane(last, move.end, onward)]
 
 

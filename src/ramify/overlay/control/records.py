@@ -6,7 +6,7 @@ The store (`store.Store`, bucket CTL), with names as tokens:
 
     leader                  lease of the coordinator that decides
     coordinators.<name>     lease of a coordinator that is there, the leader or a standby
-    state                   `State`, by compare-and-set by the leader: what every broker is to do
+    state                   `ControlState`, by compare-and-set by the leader: what every broker is to do
     overlay                 the overlay (large value)
     replaced                names the last wish to replace the plan that was carried out
     plans.<id>              a plan (large value, `plan_files.encode_plan`), never changed
@@ -19,10 +19,10 @@ The store (`store.Store`, bucket CTL), with names as tokens:
 
 A client asks its broker at `ramify.control.<client>` (`Request`), and gets `Answer`. The broker checks it
 and passes it on to the leader at `COORDINATE` on the control server, with the names of client and broker
-(`Passed`), and passes the answer back.
+(`ForwardedRequest`), and passes the answer back.
 
 The leader asks other coordinators at `ramify.share.<name>` on the control server what they keep
-(`Question`, `Told`).
+(`ShareQuestion`, `ShareAnswer`).
 """
 
 from typing import Any, TypeVar
@@ -45,21 +45,21 @@ __all__ = [
     "STATE",
     "Advertisement",
     "Answer",
+    "ClientPlace",
     "ClientRecord",
-    "Held",
+    "ClientSubscription",
+    "ControlState",
+    "FilterText",
+    "ForwardedRequest",
     "Lane",
     "LinkCount",
     "LiveEpoch",
     "Move",
-    "Passed",
-    "Place",
-    "Problem",
-    "Question",
+    "Refusal",
     "Request",
-    "Spelled",
-    "State",
+    "ShareAnswer",
+    "ShareQuestion",
     "Status",
-    "Told",
     "decode",
     "encode",
 ]
@@ -76,7 +76,7 @@ DEFAULT_QUOTA_BYTES = 256 << 20
 DEFAULT_LEASE_S = 7 * 86_400
 
 
-class Spelled(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class FilterText(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A filter in one of its three spellings, as in a file of subscriptions."""
 
     sql: str | None = None
@@ -102,7 +102,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
     op: str
     id: str = ""
-    filter: Spelled | None = None
+    filter: FilterText | None = None
     quota_bytes: int = DEFAULT_QUOTA_BYTES
     lease_s: int = DEFAULT_LEASE_S
     wait_s: float = 5.0
@@ -116,7 +116,7 @@ OPS = (
 )
 
 
-class Passed(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class ForwardedRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A client's request on its way to the leader; or one of a broker or an operator about a client:
 
     suspend      with the reason
@@ -136,7 +136,7 @@ class Passed(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     answer_s: float = 0.0
 
 
-class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why a request was not done. `code`: bad_request, bad_filter, too_complex, unknown, exists, limit,
     too_late, suspended, no_coordinator, unavailable; moved: ask at `broker`, whose server is at `url`."""
 
@@ -146,10 +146,10 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     url: str = ""
 
 
-class Held(msgspec.Struct, frozen=True, omit_defaults=True):
+class ClientSubscription(msgspec.Struct, frozen=True, omit_defaults=True):
     """A subscription of a client."""
 
-    filter: Spelled
+    filter: FilterText
     quota_bytes: int = DEFAULT_QUOTA_BYTES
     lease_s: int = DEFAULT_LEASE_S
     # why it does not count at present; empty while it does
@@ -161,7 +161,7 @@ class Held(msgspec.Struct, frozen=True, omit_defaults=True):
 class Advertisement(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a client says that it will publish."""
 
-    filter: Spelled
+    filter: FilterText
 
 
 class Lane(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -187,7 +187,7 @@ class ClientRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     client: str
     broker: str
-    subscriptions: dict[str, Held] = {}
+    subscriptions: dict[str, ClientSubscription] = {}
     advertisements: dict[str, Advertisement] = {}
     lanes: list[Lane] = []
 
@@ -218,7 +218,7 @@ class Move(msgspec.Struct, frozen=True, omit_defaults=True):
     why: str = ""
 
 
-class Place(msgspec.Struct, frozen=True, omit_defaults=True):
+class ClientPlace(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a client is asking, `here`, and where it belongs, `home`. `urls`: of the servers of the brokers
     that matter to it, as far as they are known."""
 
@@ -234,15 +234,15 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     `where`, `move` answers what is about moves; an `offer` without it means that there is none."""
 
     ok: bool = False
-    error: Problem | None = None
+    error: Refusal | None = None
     revision: int = 0
     missing: dict[str, str] = {}
     client: ClientRecord | None = None
-    place: Place | None = None
+    place: ClientPlace | None = None
     move: Move | None = None
 
 
-class Question(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class ShareQuestion(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What the leader asks a coordinator that stands by.
 
     covering    the ids of kept subscriptions whose filter covers `filter`
@@ -254,15 +254,15 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     op: str
     schema: dict[str, str]
     at: int = 0
-    filter: Spelled | None = None
+    filter: FilterText | None = None
     after: str = ""
 
 
-class Told(msgspec.Struct, frozen=True, omit_defaults=True):
+class ShareAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer: `ids` to covering; to kept, some of them and whether there are `more`. Or `error`."""
 
     ids: list[str] = []
-    kept: dict[str, Spelled] = {}
+    kept: dict[str, FilterText] = {}
     more: bool = False
     error: str = ""
 
@@ -278,7 +278,7 @@ class LiveEpoch(msgspec.Struct, frozen=True, omit_defaults=True):
     at: dict[str, str] = {}
 
 
-class State(msgspec.Struct, frozen=True):
+class ControlState(msgspec.Struct, frozen=True):
     """What the leader has decided: `Epochs.to_json` and where the plans of its live epochs are."""
 
     epochs: msgspec.Raw
@@ -350,7 +350,7 @@ def decode(data: bytes, type_: type[_T]) -> _T:
 
 
 def subscription_of(
-    client: str, broker: str, id: str, filter: Spelled, latency_ms: float | None = None
+    client: str, broker: str, id: str, filter: FilterText, latency_ms: float | None = None
 ) -> Subscription:
     """The subscription of a request. Raises `InputError`."""
     keywords = filter.keywords

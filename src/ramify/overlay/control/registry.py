@@ -34,21 +34,21 @@ from ramify.errors import InputError, PlanError
 from ramify.network.graphs.files import decode_overlay, encode_overlay
 from ramify.network.graphs.overlay import Overlay
 from ramify.overlay.control.epochs import Epochs, Flip, Install
-from ramify.overlay.control.epochs import State as Life
+from ramify.overlay.control.epochs import EpochStage as Life
 from ramify.overlay.control.names import token
 from ramify.overlay.control.records import (
     OVERLAY,
     STATE,
     ClientRecord,
-    Held,
+    ClientSubscription,
+    ControlState,
+    FilterText,
     LiveEpoch,
-    Spelled,
-    State,
     decode,
     encode,
     subscription_of,
 )
-from ramify.overlay.control.revisions import Change, Changes
+from ramify.overlay.control.revisions import PlanChange, PlanChanges
 from ramify.overlay.routing.form import encode_routing
 from ramify.planning.choosing.revise import add_subscription, delete_subscription, redo, undo
 from ramify.planning.demand.demand import Demand
@@ -62,7 +62,7 @@ __all__ = [
     "Hints",
     "Lack",
     "LivePlan",
-    "Revised",
+    "RevisedPlan",
     "Write",
     "applied",
     "client_key",
@@ -109,11 +109,11 @@ class Lack:
 
 
 @dataclass(frozen=True, slots=True)
-class Revised:
+class RevisedPlan:
     """A plan brought up to what is wanted, the changes that did it, and what it cannot take."""
 
     plan: Plan
-    changes: list[Change]
+    changes: list[PlanChange]
     lacks: dict[str, Lack]
     demand: Demand | None
 
@@ -125,7 +125,7 @@ def revised(
     demand: Demand | None = None,
     matching: Matching | None = None,
     hints: Hints | None = None,
-) -> Revised:
+) -> RevisedPlan:
     """The plan with exactly the wanted subscriptions, of those that were touched, or of all.
 
     What a plan of its kind cannot take is left out and named. Applying `changes` to the plan (`applied`)
@@ -133,7 +133,7 @@ def revised(
     """
     ids = sorted({*wanted, *plan.classes.class_of} if touched is None else set(touched))
     members = {row.id: row for row in _members(plan, None if touched is None else ids)}
-    changes: list[Change] = []
+    changes: list[PlanChange] = []
     lacks: dict[str, Lack] = {}
     coming: list[Subscription] = []
     for id_ in ids:
@@ -141,7 +141,7 @@ def revised(
         if k is not None and (row is None or not _is_same(plan, k, members[id_], row)):
             left = delete_subscription(plan, id_)
             plan = left.plan
-            changes.append(Change(removed=id_, growth=left.growth))
+            changes.append(PlanChange(removed=id_, growth=left.growth))
             if demand is not None and plan.classes.vacant[k]:
                 demand = _without_class(demand, k)
             k = None
@@ -157,11 +157,11 @@ def revised(
             lacks[row.id] = Lack(str(error), isinstance(error, PlanError))
             continue
         plan = joined.plan
-        made = Change(
+        made = PlanChange(
             json.loads(row.to_json()), joined.class_id, list(joined.channels), growth=joined.growth
         )
         changes.append(made)
-    return Revised(plan, changes, lacks, demand)
+    return RevisedPlan(plan, changes, lacks, demand)
 
 
 def _among(plan: Plan, id_: str, hints: Hints | None) -> set[int] | None:
@@ -172,7 +172,7 @@ def _among(plan: Plan, id_: str, hints: Hints | None) -> set[int] | None:
     return {known[other] for other in hints[id_] if other in known}
 
 
-def applied(plan: Plan, changes: Iterable[Change]) -> Plan:
+def applied(plan: Plan, changes: Iterable[PlanChange]) -> Plan:
     """The plan after changes that a coordinator recorded. Raises `InputError` for those of another plan."""
     for change in changes:
         if change.subscription is None:
@@ -242,12 +242,12 @@ def client_key(client: str) -> str:
     return f"clients.{token(client)}"
 
 
-def spelled(row: Subscription) -> Spelled:
+def spelled(row: Subscription) -> FilterText:
     """A subscription's filter as records have it."""
     words: Any = row.keywords
     if words is not None:
         words = [list(word) if isinstance(word, tuple) else word for word in words]
-    return Spelled(row.sql, None if row.pattern is None else json.loads(row.pattern), words)
+    return FilterText(row.sql, None if row.pattern is None else json.loads(row.pattern), words)
 
 
 def records_of(plan: Plan) -> dict[str, ClientRecord]:
@@ -261,7 +261,7 @@ def records_of(plan: Plan) -> dict[str, ClientRecord]:
                 f"client {row.client!r} subscribes at {known.broker!r} and at {row.broker!r}. "
                 "A live client is attached to one broker: give it another name at the other."
             )
-        known.subscriptions[row.id] = Held(spelled(row), latency_ms=row.latency_ms)
+        known.subscriptions[row.id] = ClientSubscription(spelled(row), latency_ms=row.latency_ms)
     return found
 
 
@@ -301,9 +301,9 @@ def _plan_writes(key: str, plan: Plan) -> list[Write]:
     return [form, Write(key, encode_plan(plan), large=True)]
 
 
-def _parts(changes: Sequence[Change]) -> list[list[Change]]:
+def _parts(changes: Sequence[PlanChange]) -> list[list[PlanChange]]:
     """Changes cut so that a server takes each part as one value; one part where there are none."""
-    parts: list[list[Change]] = [[]]
+    parts: list[list[PlanChange]] = [[]]
     size = 0
     for change in changes:
         own = len(encode(change))
@@ -353,12 +353,12 @@ class Book:
         made = cls(decode_overlay(read(OVERLAY)), fresh)
         for value in clients:
             made.put_records([decode(value, ClientRecord)])
-        state = decode(read(STATE), State)
+        state = decode(read(STATE), ControlState)
         made.epochs = Epochs.from_json(bytes(state.epochs))
         for epoch in state.live:
             plan = decode_plan(read(epoch.plan_key))
             for _, key in epoch.changes:
-                plan = applied(plan, decode(read(key), Changes).changes)
+                plan = applied(plan, decode(read(key), PlanChanges).changes)
             live = LivePlan(plan, epoch.plan_key, epoch.base, list(epoch.changes), at=dict(epoch.at))
             made.live[epoch.epoch] = live
         return made
@@ -410,7 +410,7 @@ class Book:
             for part in _parts(made.changes):
                 key = f"changes.{self._fresh()}"
                 live.changes.append((revision, key))
-                writes.append(Write(key, encode(Changes(epoch, revision, part))))
+                writes.append(Write(key, encode(PlanChanges(epoch, revision, part))))
         return writes
 
     def propose(self, plan: Plan, demand: Demand | None = None) -> tuple[int, list[Write]]:
@@ -506,7 +506,7 @@ class Book:
             LiveEpoch(epoch, each.plan_key, each.base, list(each.changes), self._apart(each))
             for epoch, each in sorted(self.live.items())
         ]
-        return Write(STATE, encode(State(msgspec.Raw(self.epochs.to_json()), live)))
+        return Write(STATE, encode(ControlState(msgspec.Raw(self.epochs.to_json()), live)))
 
     def _apart(self, live: LivePlan) -> dict[str, str]:
         """The clients that a plan has elsewhere than their records; the others need no mention any more."""

@@ -1,8 +1,8 @@
 """When a live plan is replaced: plans made and weighed, measured cost, rollback. Pure.
 
-Owns the work of making plans as bytes in, bytes out (`Job`, `make_plans`), so that it can run in a process
-of its own: a scheme may take seconds and hold the interpreter, while leases must be renewed. Owns also the
-measured cost of epochs (`Measured`) and the record of each decision (`Decided`).
+Owns the work of making plans as bytes in, bytes out (`ReplanJob`, `make_plans`), so that it can run in a
+process of its own: a scheme may take seconds and hold the interpreter, while leases must be renewed. Owns
+also the measured cost of epochs (`CostMeter`) and the record of each decision (`PlanDecision`).
 
 A plan is installed only when it passed `check` for the problem it was made for. It is taken back when the
 measured cost of a published byte rose with it by more than a tolerance.
@@ -22,7 +22,7 @@ from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, OverlayError, RamifyError
 from ramify.network.graphs.overlay import Overlay
 from ramify.overlay.control.records import Status
-from ramify.planning.choosing.revise import Decision, replan
+from ramify.planning.choosing.revise import ReplanDecision, replan
 from ramify.planning.choosing.study import grid_for_schemes
 from ramify.planning.demand.demand import NO_CELL, Demand
 from ramify.planning.plans.check import check
@@ -33,12 +33,12 @@ from ramify.planning.schemes.catalog import SCHEMES, make_plan, parameters
 from ramify.planning.schemes.kyra.drift import drift
 
 __all__ = [
-    "Cost",
-    "Decided",
-    "Job",
-    "Made",
-    "Measured",
-    "Tried",
+    "CostMeter",
+    "EpochCost",
+    "PlanDecision",
+    "ReplanJob",
+    "ReplanResult",
+    "SchemeTrial",
     "grid_of",
     "grown",
     "has_risen",
@@ -50,7 +50,7 @@ __all__ = [
 # ------------------------------------------------------------------------------------------- decisions
 
 
-class Tried(msgspec.Struct, frozen=True, omit_defaults=True):
+class SchemeTrial(msgspec.Struct, frozen=True, omit_defaults=True):
     """What became of one scheme. Costs are predicted, in money for the demand."""
 
     spec: str
@@ -59,7 +59,7 @@ class Tried(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str = ""
 
 
-class Decided(msgspec.Struct, frozen=True, omit_defaults=True):
+class PlanDecision(msgspec.Struct, frozen=True, omit_defaults=True):
     """A decision about plans, for people. `action`: keep, install, rollback, give_up.
 
     Costs of keep and install are predicted, for the demand at hand; those of a rollback are measured, per
@@ -75,7 +75,7 @@ class Decided(msgspec.Struct, frozen=True, omit_defaults=True):
     old_cost: float | None = None
     new_cost: float | None = None
     saving: float | None = None
-    tried: list[Tried] = []
+    tried: list[SchemeTrial] = []
 
 
 # --------------------------------------------------------------------------------------- making plans
@@ -122,7 +122,7 @@ class _Job(msgspec.Struct, frozen=True):
 
 
 class _Made(msgspec.Struct, frozen=True):
-    tried: list[Tried]
+    tried: list[SchemeTrial]
     plan: bytes | None
     old_cost: float | None
     new_cost: float | None
@@ -131,7 +131,7 @@ class _Made(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Job:
+class ReplanJob:
     """Plans to be made for the classes of a plan.
 
     With a threshold the cheapest is kept when it saves more than that share of what `plan` costs; without
@@ -158,13 +158,13 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class ReplanResult:
     """What came of a job. `plan` is None when there is nothing to install; `tried` says why.
 
     `moves` says how many subscriptions get another proxy, where the plan before and the new one have zones.
     """
 
-    tried: tuple[Tried, ...]
+    tried: tuple[SchemeTrial, ...]
     plan: Plan | None
     old_cost: float | None = None
     new_cost: float | None = None
@@ -172,7 +172,7 @@ class Made:
     moves: str = ""
 
     @classmethod
-    def decode(cls, data: bytes) -> "Made":
+    def decode(cls, data: bytes) -> "ReplanResult":
         """What `make_plans` gave."""
         told = msgspec.msgpack.decode(data, type=_Made)
         plan = None if told.plan is None else decode_plan(told.plan)
@@ -196,21 +196,21 @@ def make_plans(data: bytes) -> bytes:
         return check(make_plan(spec, problem, job.seed), problem)
 
     seen, unseen = _halves(demand, job.seed)
-    tried: list[Tried] = []
-    best: tuple[str, Decision] | None = None
+    tried: list[SchemeTrial] = []
+    best: tuple[str, ReplanDecision] | None = None
     for spec in job.specs:
         began = time.perf_counter()
         try:
             plan = made_for(spec, seen if job.threshold is not None else demand)
             seconds = time.perf_counter() - began
             if job.threshold is None:
-                tried.append(Tried(spec, seconds))
+                tried.append(SchemeTrial(spec, seconds))
                 return msgspec.msgpack.encode(_Made(tried, encode_plan(plan), None, None, None))
             weighed = replan(old, plan, unseen, job.threshold)
         except RamifyError as error:
-            tried.append(Tried(spec, time.perf_counter() - began, reason=str(error)))
+            tried.append(SchemeTrial(spec, time.perf_counter() - began, reason=str(error)))
             continue
-        tried.append(Tried(spec, seconds, weighed.new_cost))
+        tried.append(SchemeTrial(spec, seconds, weighed.new_cost))
         if best is None or weighed.new_cost < best[1].new_cost:
             best = spec, weighed
     if best is None:
@@ -318,7 +318,7 @@ def _demand_in(row: _Demand) -> Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class EpochCost:
     """What was measured of an epoch: events and bytes that entered with it, and what sending them cost."""
 
     events: int
@@ -330,14 +330,14 @@ class Cost:
         """The price of a published GB; None when nothing was published."""
         return None if not self.size_bytes else self.money / (self.size_bytes / 1e9)
 
-    def since(self, earlier: "Cost") -> "Cost":
+    def since(self, earlier: "EpochCost") -> "EpochCost":
         """What was added since an earlier measurement of the same epoch."""
-        return Cost(
+        return EpochCost(
             self.events - earlier.events, self.size_bytes - earlier.size_bytes, self.money - earlier.money
         )
 
 
-class Measured:
+class CostMeter:
     """Adds up what brokers count, over their restarts: counts start over with a session."""
 
     def __init__(self) -> None:
@@ -349,7 +349,7 @@ class Measured:
         if known is None or known.at <= status.at:
             self._latest[status.broker, status.session] = status
 
-    def cost(self, epoch: int, overlay: Overlay) -> Cost:
+    def cost(self, epoch: int, overlay: Overlay) -> EpochCost:
         """What an epoch cost, at the price of each direction. Links that are not the overlay's are free."""
         events = size = 0
         money = 0.0
@@ -358,7 +358,7 @@ class Measured:
             events, size = events + entered[0], size + entered[1]
             for to, sent in status.sent.get(epoch, {}).items():
                 money += sent.payload_bytes / 1e9 * _price(overlay, status.broker, to)
-        return Cost(events, size, money)
+        return EpochCost(events, size, money)
 
     def forget(self, epochs: Sequence[int]) -> None:
         """Drop sessions that ended and counted nothing of the epochs that still matter."""
@@ -373,7 +373,7 @@ class Measured:
         }
 
 
-def has_risen(before: Cost, after: Cost, tolerance: float) -> bool:
+def has_risen(before: EpochCost, after: EpochCost, tolerance: float) -> bool:
     """Whether a published byte costs more than before, by more than a share; no where one is unknown."""
     old, new = before.per_gb, after.per_gb
     return old is not None and new is not None and new > old * (1 + tolerance) and new > 0

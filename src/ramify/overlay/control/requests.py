@@ -17,16 +17,16 @@ from ramify.errors import FilterError, InputError, LimitError
 from ramify.overlay.control.records import (
     Advertisement,
     ClientRecord,
-    Held,
-    Passed,
-    Problem,
+    ClientSubscription,
+    FilterText,
+    ForwardedRequest,
+    Refusal,
     Request,
-    Spelled,
     encode,
     subscription_of,
 )
 
-__all__ = ["MOST_HELD", "MOST_RECORD_BYTES", "Asked", "Rules", "ask"]
+__all__ = ["MOST_HELD", "MOST_RECORD_BYTES", "RequestLimits", "RequestOutcome", "ask"]
 
 MOST_HELD = 10_000
 """Subscriptions, and advertisements, that one client may have."""
@@ -39,7 +39,7 @@ _MOST_NUMBER = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class RequestLimits:
     """What requests are held against.
 
     Attributes
@@ -65,29 +65,29 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestOutcome:
     """The record afterwards, the subscriptions whose place in plans may change, and why it was refused."""
 
     record: ClientRecord
     ids: tuple[str, ...] = ()
-    problem: Problem | None = None
+    problem: Refusal | None = None
 
 
 class _RefusedError(Exception):
     def __init__(self, code: str, reason: str, broker: str = "") -> None:
-        self.problem = Problem(code, reason, broker)
+        self.problem = Refusal(code, reason, broker)
 
 
-def ask(record: ClientRecord | None, passed: Passed, rules: Rules) -> Asked:
+def ask(record: ClientRecord | None, passed: ForwardedRequest, rules: RequestLimits) -> RequestOutcome:
     """What a request does. Refused requests change nothing; none raises."""
     present = ClientRecord(passed.client, passed.broker) if record is None else record
     try:
         return _DO.get(passed.request.op, _unknown)(_placed(present, passed, rules), passed, rules)
     except _RefusedError as refused:
-        return Asked(present, problem=refused.problem)
+        return RequestOutcome(present, problem=refused.problem)
 
 
-def _placed(record: ClientRecord, passed: Passed, rules: Rules) -> ClientRecord:
+def _placed(record: ClientRecord, passed: ForwardedRequest, rules: RequestLimits) -> ClientRecord:
     """The record at the broker that the request came through; a client with subscriptions stays."""
     broker = passed.broker
     if broker not in rules.brokers:
@@ -106,7 +106,7 @@ def _placed(record: ClientRecord, passed: Passed, rules: Rules) -> ClientRecord:
     return record if record.broker == broker else msgspec.structs.replace(record, broker=broker)
 
 
-def _subscribe(record: ClientRecord, passed: Passed, rules: Rules) -> Asked:
+def _subscribe(record: ClientRecord, passed: ForwardedRequest, rules: RequestLimits) -> RequestOutcome:
     request = passed.request
     id_ = _resolved(record, request)
     known = record.subscriptions.get(id_)
@@ -128,28 +128,28 @@ def _subscribe(record: ClientRecord, passed: Passed, rules: Rules) -> Asked:
             )
     kept = request.filter if known is None else known.filter
     latency_ms = _latency(record, id_, kept, request, rules)
-    held = Held(kept, request.quota_bytes, request.lease_s, latency_ms=latency_ms)
+    held = ClientSubscription(kept, request.quota_bytes, request.lease_s, latency_ms=latency_ms)
     counting, woken = _counting(record)
     more = msgspec.structs.replace(counting, subscriptions={**counting.subscriptions, id_: held})
     if known is None:
         _check_size(more, rules)
-    return Asked(more, tuple({*woken, id_}))
+    return RequestOutcome(more, tuple({*woken, id_}))
 
 
-def _unsubscribe(record: ClientRecord, passed: Passed, rules: Rules) -> Asked:
+def _unsubscribe(record: ClientRecord, passed: ForwardedRequest, rules: RequestLimits) -> RequestOutcome:
     id_ = _resolved(record, passed.request)
     if id_ not in record.subscriptions:
         for gone in (id_, passed.request.id):
             if rules.removed(record.client, gone):
-                return Asked(record, (gone,))
+                return RequestOutcome(record, (gone,))
         raise _RefusedError(
             "unknown", f"client {record.client!r} has no subscription {passed.request.id!r}"
         )
     left = {key: held for key, held in record.subscriptions.items() if key != id_}
-    return Asked(msgspec.structs.replace(record, subscriptions=left), (id_,))
+    return RequestOutcome(msgspec.structs.replace(record, subscriptions=left), (id_,))
 
 
-def _advertise(record: ClientRecord, passed: Passed, rules: Rules) -> Asked:
+def _advertise(record: ClientRecord, passed: ForwardedRequest, rules: RequestLimits) -> RequestOutcome:
     request = passed.request
     if not request.id or len(request.id) > _LONGEST_ID or request.filter is None:
         raise _RefusedError(
@@ -169,45 +169,45 @@ def _advertise(record: ClientRecord, passed: Passed, rules: Rules) -> Asked:
     more = msgspec.structs.replace(record, advertisements=said)
     if known is None:
         _check_size(more, rules)
-    return Asked(more)
+    return RequestOutcome(more)
 
 
-def _unadvertise(record: ClientRecord, passed: Passed, rules: Rules) -> Asked:
+def _unadvertise(record: ClientRecord, passed: ForwardedRequest, rules: RequestLimits) -> RequestOutcome:
     id_ = passed.request.id
     if id_ not in record.advertisements:
         if rules.removed(record.client, id_):
-            return Asked(record)
+            return RequestOutcome(record)
         raise _RefusedError("unknown", f"client {record.client!r} has no advertisement {id_!r}")
     left = {key: said for key, said in record.advertisements.items() if key != id_}
-    return Asked(msgspec.structs.replace(record, advertisements=left))
+    return RequestOutcome(msgspec.structs.replace(record, advertisements=left))
 
 
-def _list(record: ClientRecord, passed: Passed, rules: Rules) -> Asked:
-    return Asked(record)
+def _list(record: ClientRecord, passed: ForwardedRequest, rules: RequestLimits) -> RequestOutcome:
+    return RequestOutcome(record)
 
 
-def _resume(record: ClientRecord, passed: Passed, rules: Rules) -> Asked:
+def _resume(record: ClientRecord, passed: ForwardedRequest, rules: RequestLimits) -> RequestOutcome:
     counting, woken = _counting(record)
     # all of them: who asks again must wait as the first time
-    return Asked(counting, tuple(woken or record.subscriptions))
+    return RequestOutcome(counting, tuple(woken or record.subscriptions))
 
 
-def _suspend(record: ClientRecord, passed: Passed, rules: Rules) -> Asked:
+def _suspend(record: ClientRecord, passed: ForwardedRequest, rules: RequestLimits) -> RequestOutcome:
     reason = passed.reason or "suspended"
     held = {
         id_: held if held.suspended else msgspec.structs.replace(held, suspended=reason)
         for id_, held in record.subscriptions.items()
     }
-    return Asked(msgspec.structs.replace(record, subscriptions=held), tuple(held))
+    return RequestOutcome(msgspec.structs.replace(record, subscriptions=held), tuple(held))
 
 
-def _unknown(record: ClientRecord, passed: Passed, rules: Rules) -> Asked:
+def _unknown(record: ClientRecord, passed: ForwardedRequest, rules: RequestLimits) -> RequestOutcome:
     raise _RefusedError(
         "bad_request", f"unknown op {passed.request.op[:40]!r}. Choose one of: {', '.join(_DO)}"
     )
 
 
-_DO: dict[str, Callable[[ClientRecord, Passed, Rules], Asked]] = {
+_DO: dict[str, Callable[[ClientRecord, ForwardedRequest, RequestLimits], RequestOutcome]] = {
     "subscribe": _subscribe,
     "unsubscribe": _unsubscribe,
     "advertise": _advertise,
@@ -231,7 +231,7 @@ def _came_with_a_plan(record: ClientRecord, id_: str) -> bool:
     return id_ in record.subscriptions and not id_.startswith(f"{record.client}/")
 
 
-def _key(record: ClientRecord, id_: str, request: Request, rules: Rules) -> bytes:
+def _key(record: ClientRecord, id_: str, request: Request, rules: RequestLimits) -> bytes:
     """The filter's key, once it is known to be one."""
     try:
         if request.filter is None:
@@ -246,7 +246,7 @@ def _key(record: ClientRecord, id_: str, request: Request, rules: Rules) -> byte
 
 
 def _latency(
-    record: ClientRecord, id_: str, filter: Spelled, request: Request, rules: Rules
+    record: ClientRecord, id_: str, filter: FilterText, request: Request, rules: RequestLimits
 ) -> float | None:
     """The bound that a subscription has afterwards: the one it had, unless another is asked for."""
     known = record.subscriptions.get(id_)
@@ -261,7 +261,7 @@ def _latency(
     return asked
 
 
-def _check_size(record: ClientRecord, rules: Rules) -> None:
+def _check_size(record: ClientRecord, rules: RequestLimits) -> None:
     """Costs the encoding of the record."""
     size = len(encode(record))
     if size > rules.most_bytes:

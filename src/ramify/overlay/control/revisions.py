@@ -6,10 +6,10 @@ import msgspec
 
 from ramify.planning.plans.growth import NO_GROWTH, Growth
 
-__all__ = ["Change", "Changes"]
+__all__ = ["PlanChange", "PlanChanges"]
 
 
-class Change(msgspec.Struct, frozen=True, omit_defaults=True):
+class PlanChange(msgspec.Struct, frozen=True, omit_defaults=True):
     """One change of a plan, to be done the same by everyone (`planning.changes.redo`).
 
     With a subscription it is added: to class `class_id`, a new one if the plan has fewer classes, and the
@@ -24,9 +24,9 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     growth: Growth = NO_GROWTH
 
 
-class Changes(msgspec.Struct, frozen=True, omit_defaults=True):
+class PlanChanges(msgspec.Struct, frozen=True, omit_defaults=True):
     """The changes of one revision of one epoch, in order."""
 
     epoch: int
     revision: int
-    changes: list[Change]
+    changes: list[PlanChange]

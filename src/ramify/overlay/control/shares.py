@@ -24,10 +24,10 @@ from hashlib import blake2b
 from ramify.content.events.events import AttributeType
 from ramify.content.filters.filters import Filter
 from ramify.errors import InputError
-from ramify.overlay.control.records import ClientRecord, Spelled
+from ramify.overlay.control.records import ClientRecord, FilterText
 from ramify.overlay.control.registry import spelled, wanted_of
 
-__all__ = ["Compared", "Share", "compared", "covering", "owner", "owners"]
+__all__ = ["Share", "ShareDifference", "compared", "covering", "owner", "owners"]
 
 
 def owner(attribute: str, coordinators: Collection[str]) -> str:
@@ -52,7 +52,7 @@ def _weight(name: str, attribute: str) -> bytes:
 class _Kept:
     """A subscription of a share."""
 
-    spelled: Spelled
+    spelled: FilterText
     filter: Filter
 
 
@@ -78,7 +78,7 @@ class Share:
         """Subscriptions whose filter cannot be read with the schema, and why. They are not kept."""
         self._like = like if like is not None and like.schema == self.schema else None
         self._kept: dict[str, _Kept] = {}
-        self._records: dict[str, dict[str, Spelled]] = {}
+        self._records: dict[str, dict[str, FilterText]] = {}
         self._order: list[str] | None = None
 
     def __len__(self) -> int:
@@ -133,14 +133,14 @@ class Share:
         """The filter of each kept subscription. A copy."""
         return {id_: each.filter for id_, each in self._kept.items()}
 
-    def page(self, after: str, most_bytes: int) -> tuple[dict[str, Spelled], bool]:
+    def page(self, after: str, most_bytes: int) -> tuple[dict[str, FilterText], bool]:
         """Kept subscriptions in the order of their ids, after one of them, and whether there are more.
 
         At least one, then as many as their texts have fewer than `most_bytes`, about.
         """
         if self._order is None:
             self._order = sorted(self._kept)
-        at, size, found = bisect_right(self._order, after) if after else 0, 0, dict[str, Spelled]()
+        at, size, found = bisect_right(self._order, after) if after else 0, 0, dict[str, FilterText]()
         for id_ in self._order[at:]:
             text = self._kept[id_].spelled
             # keywords and patterns: as Python writes them is near enough
@@ -161,7 +161,7 @@ def covering(filters: Mapping[str, Filter], wanted: Filter) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ShareDifference:
     """What a share has and the registry has not, and the reverse; by id."""
 
     lacking: tuple[str, ...]
@@ -171,9 +171,9 @@ class Compared:
 def compared(
     name: str,
     coordinators: Collection[str],
-    kept: Mapping[str, Spelled],
-    registry: Mapping[str, tuple[Spelled, frozenset[str]]],
-) -> Compared:
+    kept: Mapping[str, FilterText],
+    registry: Mapping[str, tuple[FilterText, frozenset[str]]],
+) -> ShareDifference:
     """A share against the registry: id -> its filter's text and attributes. Another text is lacking.
 
     What is in the registry but not this coordinator's is not beyond: it may have another idea of who is
@@ -184,4 +184,4 @@ def compared(
         for id_, (text, paths) in registry.items()
         if kept.get(id_) != text and (id_ in kept or name in owners(paths, coordinators))
     )
-    return Compared(tuple(sorted(lacking)), tuple(sorted(kept.keys() - registry.keys())))
+    return ShareDifference(tuple(sorted(lacking)), tuple(sorted(kept.keys() - registry.keys())))

@@ -43,20 +43,20 @@ from ramify.overlay.control.frames import (
     encode_events,
     split,
 )
-from ramify.overlay.control.intake import Published, Rejected, take_in_by_client
+from ramify.overlay.control.intake import ClientMessage, RejectedMessage, take_in_by_client
 from ramify.overlay.control.names import DELIVER, LINK, token
 from ramify.overlay.control.output import MOST_MESSAGES, Output
 from ramify.overlay.routing.header_rules import HeaderRules
-from ramify.overlay.routing.headers import Header, Kind
+from ramify.overlay.routing.headers import Header, HeaderKind
 from ramify.overlay.routing.router import Frame, Router, RoutingPlan
 
 __all__ = [
-    "Crossed",
     "Deliveries",
-    "Kept",
-    "Linked",
+    "LinkTraffic",
+    "NeighbourMessage",
     "Node",
-    "Stepped",
+    "StepResult",
+    "StepState",
     "Stepper",
     "some_rows",
     "whole_events",
@@ -71,7 +71,7 @@ _FRAMING_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Linked:
+class NeighbourMessage:
     """A message that a neighbour sent."""
 
     sender: str
@@ -81,7 +81,7 @@ class Linked:
 
 
 @dataclass(slots=True)
-class Crossed:
+class LinkTraffic:
     """What crossed a link: events, bytes of events, bytes of messages."""
 
     messages: int = 0
@@ -96,7 +96,7 @@ class Crossed:
 
 
 @dataclass(slots=True)
-class Stepped:
+class StepResult:
     """What a step comes to.
 
     sent       (epoch, neighbour) -> what goes over that link
@@ -108,7 +108,7 @@ class Stepped:
     """
 
     outputs: list[Output] = field(default_factory=list)
-    rejected: list[Rejected] = field(default_factory=list)
+    rejected: list[RejectedMessage] = field(default_factory=list)
     events_in: int = 0
     frames_in: int = 0
     matchings: int = 0
@@ -116,7 +116,7 @@ class Stepped:
     dropped: int = 0
     strays: int = 0
     epoch: int = -1
-    sent: dict[tuple[int, str], Crossed] = field(default_factory=dict)
+    sent: dict[tuple[int, str], LinkTraffic] = field(default_factory=dict)
     published: list[pa.RecordBatch] = field(default_factory=list)
     readable: int = 0
     changed: bool = False
@@ -139,7 +139,7 @@ Deliveries: TypeAlias = dict[tuple[str, tuple[str, ...]], list[pa.RecordBatch]]
 """(client, ids of subscriptions) -> events for them."""
 
 
-class Kept(Protocol):
+class StepState(Protocol):
     """A state that steps change. A step that does has the new one among its outputs, on `state_lane`.
 
     The broker says when that is in the log, and what the log has. Until the one or the other, each step
@@ -158,7 +158,7 @@ class Kept(Protocol):
 class Stepper(ABC):
     """What a broker routes with. What goes out is written here; `step` decides what that is."""
 
-    kept: Kept | None = None
+    kept: StepState | None = None
 
     def __init__(self, name: str, limits: Limits | None = None) -> None:
         self.name = name
@@ -177,11 +177,11 @@ class Stepper(ABC):
     @abstractmethod
     def step(
         self,
-        published: Sequence[Published],
-        linked: Sequence[Linked],
+        published: Sequence[ClientMessage],
+        linked: Sequence[NeighbourMessage],
         epoch: int | None = None,
         rows: tuple[int, int | None] = (0, None),
-    ) -> Stepped:
+    ) -> StepResult:
         """Route what came in. Inputs that cannot be read are rejected; the rest proceeds.
 
         Clients' events enter the present epoch, or the one given. Of all events that can be read only
@@ -193,7 +193,7 @@ class Stepper(ABC):
         self,
         events: pa.RecordBatch,
         receivers: Iterable[tuple[str, tuple[str, ...], npt.NDArray[np.int64]]],
-        done: Stepped,
+        done: StepResult,
         hands: Deliveries,
     ) -> None:
         """Add what clients get of some events: (client, its subscriptions, the rows for them)."""
@@ -217,7 +217,7 @@ class Stepper(ABC):
         epoch: int,
         headers_of: Callable[[int], dict[str, str]],
         batches: list[pa.RecordBatch],
-        done: Stepped,
+        done: StepResult,
     ) -> None:
         """Add messages to a neighbour; `headers_of` gives the headers of one with so many events."""
         for events in self._pieces(batches):
@@ -228,9 +228,9 @@ class Stepper(ABC):
             done.outputs.append(Output(f"{LINK}.{token(to)}", payload, headers))
             size = int(np.asarray(events.column(SIZE_BYTES)).sum())
             wire = len(payload) + _bytes_of(headers)
-            done.sent.setdefault((epoch, to), Crossed()).add(events.num_rows, size, wire)
+            done.sent.setdefault((epoch, to), LinkTraffic()).add(events.num_rows, size, wire)
 
-    def _write_hands(self, hands: Deliveries, done: Stepped) -> None:
+    def _write_hands(self, hands: Deliveries, done: StepResult) -> None:
         """Add messages to clients."""
         for (client, ids), batches in hands.items():
             for events, named in product(self._pieces(batches), list(_named(ids))):
@@ -239,7 +239,9 @@ class Stepper(ABC):
                 if payload is not None:
                     done.outputs.append(Output(f"{DELIVER}.{token(client)}", payload, headers))
 
-    def _payload(self, events: pa.RecordBatch, headers: Mapping[str, str], done: Stepped) -> bytes | None:
+    def _payload(
+        self, events: pa.RecordBatch, headers: Mapping[str, str], done: StepResult
+    ) -> bytes | None:
         """The events as a message has them; None, and rejected, when no message can."""
         payload = encode_events(events)
         size = len(payload) + _bytes_of(headers) + _FRAMING_BYTES
@@ -248,7 +250,7 @@ class Stepper(ABC):
         columns = [events.column(name).to_pylist() for name in ("publisher", "id")]
         detail = f"it takes {size} bytes on the wire, and the broker's server takes {self.most_bytes}"
         for publisher, id_ in zip(*columns, strict=True):
-            done.rejected.append(Rejected(publisher or self.name, 0, id_, TOO_LARGE, detail, b""))
+            done.rejected.append(RejectedMessage(publisher or self.name, 0, id_, TOO_LARGE, detail, b""))
         return None
 
     def _pieces(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -309,15 +311,15 @@ class Node(Stepper):
 
     def step(
         self,
-        published: Sequence[Published],
-        linked: Sequence[Linked],
+        published: Sequence[ClientMessage],
+        linked: Sequence[NeighbourMessage],
         epoch: int | None = None,
         rows: tuple[int, int | None] = (0, None),
-    ) -> Stepped:
+    ) -> StepResult:
         """See `Stepper`."""
         entered = self.epoch if epoch is None else epoch
         first, end = rows
-        done = Stepped(frames_in=0 if first else len(published) + len(linked), epoch=entered)
+        done = StepResult(frames_in=0 if first else len(published) + len(linked), epoch=entered)
         sends: dict[tuple[str, int, Header], list[pa.RecordBatch]] = {}
         hands: Deliveries = {}
         if published:
@@ -337,7 +339,7 @@ class Node(Stepper):
         return done
 
     def _frames(
-        self, linked: Iterable[Linked], done: Stepped
+        self, linked: Iterable[NeighbourMessage], done: StepResult
     ) -> dict[tuple[str, int, Header], list[pa.RecordBatch]]:
         """The frames of links, those that are routed alike together, in the order of their first."""
         frames: dict[tuple[str, int, Header], list[pa.RecordBatch]] = {}
@@ -351,7 +353,7 @@ class Node(Stepper):
             except (InputError, LimitError) as error:
                 raw = message.payload[: 64 << 10]
                 done.rejected.append(
-                    Rejected(message.sender, message.number, None, "bad_frame", str(error), raw)
+                    RejectedMessage(message.sender, message.number, None, "bad_frame", str(error), raw)
                 )
                 continue
             frames.setdefault((message.sender, epoch, header), []).append(events)
@@ -362,7 +364,7 @@ class Node(Stepper):
         frame: Frame,
         sender: str | None,
         epoch: int,
-        done: Stepped,
+        done: StepResult,
         sends: dict[tuple[str, int, Header], list[pa.RecordBatch]],
         hands: Deliveries,
     ) -> None:
@@ -388,7 +390,7 @@ class Node(Stepper):
         self,
         sends: Mapping[tuple[str, int, Header], list[pa.RecordBatch]],
         hands: Deliveries,
-        done: Stepped,
+        done: StepResult,
     ) -> None:
         for (to, epoch, header), batches in sends.items():
             self._write_link(to, epoch, partial(_headers, epoch, header), batches, done)
@@ -453,7 +455,7 @@ def _bytes_of(headers: Mapping[str, str]) -> int:
 
 def _headers(epoch: int, header: Header, events: int) -> dict[str, str]:
     found = {"E": str(epoch), "H": base64.b64encode(header.encode()).decode(), "N": str(events)}
-    if header.kind is Kind.NOTE:
+    if header.kind is HeaderKind.NOTE:
         found["C"] = ",".join(map(str, header.channels))
     return found
 
@@ -463,7 +465,7 @@ def _read_headers(headers: Mapping[str, str]) -> tuple[int, Header]:
     try:
         epoch = int(headers["E"])
         header = Header.decode(base64.b64decode(headers["H"], validate=True))
-        if header.kind is Kind.NOTE:
+        if header.kind is HeaderKind.NOTE:
             header = replace(header, channels=tuple(int(c) for c in headers["C"].split(",")))
     except (KeyError, ValueError, binascii.Error) as error:
         raise InputError(f"a frame without readable headers: {error!r}") from None

@@ -15,16 +15,16 @@ from ramify.content.filters.filters import Filter
 from ramify.content.matching.matcher import Matcher
 from ramify.overlay.matchmaking.channels import Filters
 from ramify.overlay.matchmaking.messages import Descriptor
-from ramify.overlay.matchmaking.state import State
+from ramify.overlay.matchmaking.state import MatchState
 
-__all__ = ["BatchTable", "Spread"]
+__all__ = ["BatchSpread", "BatchTable"]
 
 Rows = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class BatchSpread:
     """Where the rows of a batch go: by neighbour, and by subscription here. Nobody is listed without."""
 
     neighbours: dict[str, Rows]
@@ -34,7 +34,7 @@ class Spread:
 class BatchTable:
     """See the module. It follows the broker's state."""
 
-    def __init__(self, state: Callable[[], State], filters: Filters) -> None:
+    def __init__(self, state: Callable[[], MatchState], filters: Filters) -> None:
         self._state = state
         self._filters = filters
         # origin -> channels, whose ends have been filed, and their index; "" is for the own advertisements
@@ -53,7 +53,7 @@ class BatchTable:
                 found |= (publishers == client) & hit[:, mine].any(axis=1)
         return found
 
-    def route(self, origin: str, batch: pa.RecordBatch) -> Spread:
+    def route(self, origin: str, batch: pa.RecordBatch) -> BatchSpread:
         """Where events go that entered at broker `origin`."""
         channels = self._state().channels.get(origin, {}).values()
         key = tuple((c.ad.id, c.sub.id, c.numbers) for c in channels)
@@ -65,7 +65,7 @@ class BatchTable:
             flows = hit[:, index.place(channel.ad)] & hit[:, index.place(channel.sub)]
             found, name = (to, channel.to) if channel.to else (here, channel.sub.id)
             found[name] = found[name] | flows if name in found else flows
-        return Spread(_rows(to), _rows(here))
+        return BatchSpread(_rows(to), _rows(here))
 
     def _index(self, origin: str, key: Hashable, ends: Callable[[], Iterable[Descriptor]]) -> "_Index":
         filed = self._filed.get(origin)

@@ -37,13 +37,13 @@ from ramify.overlay.matchmaking.messages import (
     Descriptor,
     Item,
     Joined,
+    LoadRow,
     Mark,
+    MarkVerdict,
     Open,
     Packet,
     Ready,
-    Row,
     Subs,
-    Verdict,
 )
 from ramify.overlay.matchmaking.solve import (
     hear_alarm,
@@ -53,7 +53,7 @@ from ramify.overlay.matchmaking.solve import (
     wanted_marks,
 )
 from ramify.overlay.matchmaking.spread import hear_ads, hear_subs, spread_ads, spread_subs
-from ramify.overlay.matchmaking.state import MatchError, Outbox, Place, State
+from ramify.overlay.matchmaking.state import MatchError, MatchState, Outbox, TreePlace
 
 __all__ = ["MatchBroker"]
 
@@ -63,8 +63,10 @@ Packets = dict[str, Packet]
 class MatchBroker:
     """See the module. A step costs O(trees x subscribing brokers), and what it matches."""
 
-    def __init__(self, place: Place | State, schema: Mapping[str, AttributeType] | None = None) -> None:
-        self.state = place if isinstance(place, State) else State(place)
+    def __init__(
+        self, place: TreePlace | MatchState, schema: Mapping[str, AttributeType] | None = None
+    ) -> None:
+        self.state = place if isinstance(place, MatchState) else MatchState(place)
         self.filters = Filters(schema)
         self.table = DataTable(lambda: self.state, self.filters)
         self._wanted = wanted_marks(self.state, loads(self.state))
@@ -72,11 +74,11 @@ class MatchBroker:
     @classmethod
     def restore(cls, data: bytes, schema: Mapping[str, AttributeType] | None = None) -> "MatchBroker":
         """A broker as it was when it took a snapshot. Raises `InputError` for what is none."""
-        return cls(State.decode(data), schema)
+        return cls(MatchState.decode(data), schema)
 
     def go_back(self, data: bytes) -> None:
         """Be as when that snapshot was taken. Filters that were parsed since are kept."""
-        self.state = State.decode(data)
+        self.state = MatchState.decode(data)
         self._wanted = wanted_marks(self.state, loads(self.state))
 
     def snapshot(self) -> bytes:
@@ -169,9 +171,9 @@ class MatchBroker:
                 hear_close(state, item, sender, out)
             case Alarm():
                 hear_alarm(state, item, sender, out)
-            case Row():
+            case LoadRow():
                 hear_row(state, item, out)
-            case Verdict():
+            case MarkVerdict():
                 hear_verdict(state, item, out)
 
     def _settle(self, out: Outbox) -> Packets:

@@ -19,9 +19,9 @@ from ramify.content.filters.filters import Filter
 from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError
 from ramify.overlay.matchmaking.messages import Close, Descriptor, Open
-from ramify.overlay.matchmaking.state import Channel, Outbox, State
+from ramify.overlay.matchmaking.state import DataChannel, MatchState, Outbox
 
-__all__ = ["DataTable", "Filters", "Routed", "close_own", "hear_close", "hear_open", "settle_matches"]
+__all__ = ["DataTable", "EventRoute", "Filters", "close_own", "hear_close", "hear_open", "settle_matches"]
 
 EVER = 2**62
 """A number that no descriptor reaches."""
@@ -53,12 +53,12 @@ class Filters:
             self._overlaps[key] = self.of(one).overlaps(self.of(other))
         return self._overlaps[key]
 
-    def matched(self, channel: Channel) -> Filter:
+    def matched(self, channel: DataChannel) -> Filter:
         """What flows on a channel: the part that both ends accept."""
         return self.of(channel.ad).intersect(self.of(channel.sub))
 
 
-def settle_matches(state: State, origin: str, filters: Filters, out: Outbox) -> None:
+def settle_matches(state: MatchState, origin: str, filters: Filters, out: Outbox) -> None:
     """Match what meets here in one tree: open what is new or changed, close what no longer overlaps."""
     if not state.announced(origin):
         return
@@ -73,7 +73,7 @@ def settle_matches(state: State, origin: str, filters: Filters, out: Outbox) -> 
                 if held is not None and held.numbers == (ad.number, sub.number):
                     continue
                 if filters.overlap(ad, sub):
-                    _hold(state, Channel(origin, subscriber, ad, sub, each.over))
+                    _hold(state, DataChannel(origin, subscriber, ad, sub, each.over))
                     _both_ways(state, origin, each.over, Open(origin, subscriber, ad, sub), out)
                 elif held is not None:
                     _drop(state, held)
@@ -81,7 +81,7 @@ def settle_matches(state: State, origin: str, filters: Filters, out: Outbox) -> 
                     _both_ways(state, origin, each.over, close, out)
 
 
-def hear_open(state: State, said: Open, sender: str, out: Outbox) -> None:
+def hear_open(state: MatchState, said: Open, sender: str, out: Outbox) -> None:
     """Hold the channel and pass it on in the same direction; an end that has other versions closes it."""
     origin = said.origin
     numbers = said.ad.number, said.sub.number
@@ -94,13 +94,13 @@ def hear_open(state: State, said: Open, sender: str, out: Outbox) -> None:
         out.tell(sender, Close(origin, said.subscriber, said.ad.id, said.sub.id, *numbers))
         return
     if held is None or held.numbers < numbers:
-        _hold(state, Channel(origin, said.subscriber, said.ad, said.sub, onward if down else sender))
+        _hold(state, DataChannel(origin, said.subscriber, said.ad, said.sub, onward if down else sender))
         out.touched.add(origin)
     if onward:
         out.tell(onward, said)
 
 
-def hear_close(state: State, said: Close, sender: str, out: Outbox) -> None:
+def hear_close(state: MatchState, said: Close, sender: str, out: Outbox) -> None:
     """Drop the channel unless a later one is held, and pass it on in the same direction, to the end.
 
     Also where nothing is held: it follows an open that another close has undone here, but not beyond.
@@ -114,7 +114,7 @@ def hear_close(state: State, said: Close, sender: str, out: Outbox) -> None:
         out.tell(onward, said)
 
 
-def close_own(state: State, out: Outbox, *, ad: str = "", sub: str = "") -> None:
+def close_own(state: MatchState, out: Outbox, *, ad: str = "", sub: str = "") -> None:
     """An own advertisement or subscription was withdrawn: end its channels."""
     ended = [
         channel
@@ -132,7 +132,7 @@ def close_own(state: State, out: Outbox, *, ad: str = "", sub: str = "") -> None
             out.tell(onward, close)
 
 
-class Routed(NamedTuple):
+class EventRoute(NamedTuple):
     """Where an event goes from a broker: over these neighbours, and to these subscriptions here."""
 
     neighbours: tuple[str, ...]
@@ -142,7 +142,7 @@ class Routed(NamedTuple):
 class DataTable:
     """How a broker routes events, from the channels that it holds. It follows the broker's state."""
 
-    def __init__(self, state: Callable[[], State], filters: Filters) -> None:
+    def __init__(self, state: Callable[[], MatchState], filters: Filters) -> None:
         self._state = state
         self._filters = filters
 
@@ -155,7 +155,7 @@ class DataTable:
             return f"the event lies outside the advertisements of publisher {client}: {_texts(own)}"
         return None
 
-    def route(self, origin: str, attributes: Mapping[str, Value]) -> Routed:
+    def route(self, origin: str, attributes: Mapping[str, Value]) -> EventRoute:
         """Where an event goes that entered at broker `origin`. O(channels of the origin through here)."""
         to: set[str] = set()
         here: set[str] = set()
@@ -167,23 +167,23 @@ class DataTable:
                     to.add(channel.to)
                 else:
                     here.add(channel.sub.id)
-        return Routed(tuple(sorted(to)), tuple(sorted(here)))
+        return EventRoute(tuple(sorted(to)), tuple(sorted(here)))
 
 
-def _onward(state: State, origin: str, subscriber: str, down: bool) -> str | None:
+def _onward(state: MatchState, origin: str, subscriber: str, down: bool) -> str | None:
     """The next broker of a channel's path: empty at its end, None where it was never heard of."""
     if not down:
         return state.place.parent.get(origin, "")
     return "" if subscriber == state.place.name else state.routes.get(origin, {}).get(subscriber)
 
 
-def _is_own(state: State, said: Open, down: bool) -> bool:
+def _is_own(state: MatchState, said: Open, down: bool) -> bool:
     """At an end: whether the descriptor of this end is as it is now."""
     own, named = (state.own_subs, said.sub) if down else (state.own_ads, said.ad)
     return named.id in own and own[named.id].number == named.number
 
 
-def _both_ways(state: State, origin: str, below: str, item: Open | Close, out: Outbox) -> None:
+def _both_ways(state: MatchState, origin: str, below: str, item: Open | Close, out: Outbox) -> None:
     for neighbour in (state.place.parent.get(origin), below):
         if neighbour:
             out.tell(neighbour, item)
@@ -198,11 +198,11 @@ def _key(ad: str, sub: str) -> str:
     return f"{ad}\0{sub}"
 
 
-def _hold(state: State, channel: Channel) -> None:
+def _hold(state: MatchState, channel: DataChannel) -> None:
     state.channels.setdefault(channel.origin, {})[_key(channel.ad.id, channel.sub.id)] = channel
 
 
-def _drop(state: State, channel: Channel) -> None:
+def _drop(state: MatchState, channel: DataChannel) -> None:
     kept = state.channels[channel.origin]
     del kept[_key(channel.ad.id, channel.sub.id)]
     if not kept:

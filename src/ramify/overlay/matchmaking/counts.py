@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ramify.overlay.matchmaking.marks import drop_link
 from ramify.overlay.matchmaking.messages import Below, Count, Joined
-from ramify.overlay.matchmaking.state import Outbox, State, Wanted
+from ramify.overlay.matchmaking.state import MatchState, Outbox, SubscriberBelow
 
 __all__ = ["Load", "Loads", "count_own", "hear_below", "hear_count", "hear_joined", "loads"]
 
@@ -33,7 +33,7 @@ class Loads(NamedTuple):
     up: dict[str, Load]
 
 
-def hear_count(state: State, said: Count, out: Outbox) -> None:
+def hear_count(state: MatchState, said: Count, out: Outbox) -> None:
     """An origin's number of advertisements, from its parent or from the origin itself."""
     origin = said.origin
     if state.advertised.get(origin, 0) == said.advertised:
@@ -49,13 +49,13 @@ def hear_count(state: State, said: Count, out: Outbox) -> None:
     _put_below(state, origin, state.place.name, "", len(state.own_subs) if said.advertised else 0, out)
 
 
-def count_own(state: State, out: Outbox) -> None:
+def count_own(state: MatchState, out: Outbox) -> None:
     """The own subscriptions' number may have changed: tell it up every tree that is heard of."""
     for origin in sorted(state.advertised):
         _put_below(state, origin, state.place.name, "", len(state.own_subs), out)
 
 
-def hear_joined(state: State, said: Joined, sender: str, out: Outbox) -> None:
+def hear_joined(state: MatchState, said: Joined, sender: str, out: Outbox) -> None:
     """A child joined, left or came back: what was agreed on the link no longer holds."""
     turns = state.child_turn.setdefault(said.origin, {})
     if said.turn:
@@ -66,12 +66,12 @@ def hear_joined(state: State, said: Joined, sender: str, out: Outbox) -> None:
     out.touched.add(said.origin)
 
 
-def hear_below(state: State, said: Below, sender: str, out: Outbox) -> None:
+def hear_below(state: MatchState, said: Below, sender: str, out: Outbox) -> None:
     """A subscriber's number, from the child that it is below."""
     _put_below(state, said.origin, said.subscriber, sender, said.wanted, out)
 
 
-def loads(state: State) -> Loads:
+def loads(state: MatchState) -> Loads:
     """Of all links, by the numbers heard so far. A subscriber counts once per link. O(trees x brokers)."""
     down: dict[str, tuple[list[str], dict[str, int]]] = {}
     up: dict[str, tuple[list[str], dict[str, int]]] = {}
@@ -93,7 +93,7 @@ def _gather(
         known[subscriber] = max(known.get(subscriber, 0), count)
 
 
-def _totals(state: State, table: dict[str, tuple[list[str], dict[str, int]]]) -> dict[str, Load]:
+def _totals(state: MatchState, table: dict[str, tuple[list[str], dict[str, int]]]) -> dict[str, Load]:
     return {
         neighbour: Load(
             sum(state.advertised.get(x, 0) for x in origins), sum(known.values()), sorted(origins)
@@ -102,14 +102,14 @@ def _totals(state: State, table: dict[str, tuple[list[str], dict[str, int]]]) ->
     }
 
 
-def _put_below(state: State, origin: str, subscriber: str, over: str, count: int, out: Outbox) -> None:
+def _put_below(state: MatchState, origin: str, subscriber: str, over: str, count: int, out: Outbox) -> None:
     known = state.below.get(origin, {}).get(subscriber)
     if (known.count if known else 0) == count:
         return
     was_active = origin in state.below
     below = state.below.setdefault(origin, {})
     if count:
-        below[subscriber] = Wanted(over, count)
+        below[subscriber] = SubscriberBelow(over, count)
         state.routes.setdefault(origin, {})[subscriber] = over
     else:
         del below[subscriber]
@@ -129,7 +129,7 @@ def _put_below(state: State, origin: str, subscriber: str, over: str, count: int
             out.tell(parent, Joined(origin, 0))
 
 
-def _leave(state: State, origin: str) -> None:
+def _leave(state: MatchState, origin: str) -> None:
     del state.below[origin]
     for table in (state.turn, state.incoming, state.promised, state.ads):
         table.pop(origin, None)

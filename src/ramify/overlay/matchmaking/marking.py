@@ -34,7 +34,7 @@ from ramify.overlay.matchmaking.marking_kernels import below_links
 from ramify.overlay.matchmaking.trees import MatchTrees, plan_trees
 from ramify.planning.plans.plan import Plan
 
-__all__ = ["Described", "LinkLoads", "Marking", "closure", "mark", "mark_trees", "weigh"]
+__all__ = ["LinkLoads", "Marking", "PlacedFilter", "closure", "mark", "mark_trees", "weigh"]
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -42,7 +42,7 @@ Flags = npt.NDArray[np.bool_]
 MOST_CAPACITY = 2**31 - 1
 
 
-class Described(Protocol):
+class PlacedFilter(Protocol):
     """An advertisement or a subscription: one filter at one broker."""
 
     @property
@@ -141,7 +141,7 @@ def mark_trees(trees: MatchTrees) -> Marking:
     return Marking(loads, publishes)
 
 
-def mark(plan: Plan, advertisements: Iterable[Described]) -> tuple[Plan, Marking]:
+def mark(plan: Plan, advertisements: Iterable[PlacedFilter]) -> tuple[Plan, Marking]:
     """A plan with its channels' links marked for these advertisements and the plan's own subscriptions.
 
     A direction that two channels use is one link: it has the same mark in both. Directions that lead to

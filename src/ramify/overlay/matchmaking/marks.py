@@ -21,12 +21,12 @@ A broker that leaves a tree and comes back has a new *turn*: marks of an earlier
 """
 
 from ramify.overlay.matchmaking.messages import Mark, Ready
-from ramify.overlay.matchmaking.state import LinkMark, Outbox, State
+from ramify.overlay.matchmaking.state import LinkMark, MatchState, Outbox
 
 __all__ = ["drop_link", "hear_mark", "hear_ready", "settle_marks"]
 
 
-def hear_mark(state: State, said: Mark, out: Outbox) -> None:
+def hear_mark(state: MatchState, said: Mark, out: Outbox) -> None:
     """The parent link's mark. What is stored for the other kind is dropped."""
     origin = said.origin
     if said.turn != state.turn.get(origin, 0):
@@ -39,21 +39,21 @@ def hear_mark(state: State, said: Mark, out: Outbox) -> None:
     out.touched.add(origin)
 
 
-def hear_ready(state: State, said: Ready, sender: str, out: Outbox) -> None:
+def hear_ready(state: MatchState, said: Ready, sender: str, out: Outbox) -> None:
     """A child's promise."""
     if said.turn == state.child_turn.get(said.origin, {}).get(sender, 0):
         state.ready.setdefault(said.origin, {})[sender] = said.ask
         out.touched.add(said.origin)
 
 
-def drop_link(state: State, origin: str, child: str) -> None:
+def drop_link(state: MatchState, origin: str, child: str) -> None:
     """The tree no longer goes over the child, or the child begins a new turn."""
     state.marks.get(origin, {}).pop(child, None)
     state.ready.get(origin, {}).pop(child, None)
     state.said_ads.get(child, {}).pop(origin, None)
 
 
-def settle_marks(state: State, origin: str, wanted: dict[str, str], out: Outbox) -> None:
+def settle_marks(state: MatchState, origin: str, wanted: dict[str, str], out: Outbox) -> None:
     """Bring the links of one tree as near to what is wanted as is safe now."""
     root = state.is_root(origin)
     parent = state.incoming.get(origin)

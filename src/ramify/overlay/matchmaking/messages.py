@@ -21,13 +21,13 @@ __all__ = [
     "Item",
     "Joined",
     "LinkRow",
+    "LoadRow",
     "Mark",
+    "MarkVerdict",
     "Open",
     "Packet",
     "Ready",
-    "Row",
     "Subs",
-    "Verdict",
     "decode_packet",
     "encode_packet",
 ]
@@ -146,7 +146,7 @@ class LinkRow(msgspec.Struct, frozen=True, array_like=True):
     origins: list[str]
 
 
-class Row(_Message, frozen=True):
+class LoadRow(_Message, frozen=True):
     """To the elected broker: a broker's links. `alarm` numbers the alarm that elected it.
 
     `path` is the brokers that have passed it on, the one it is of first.
@@ -158,7 +158,7 @@ class Row(_Message, frozen=True):
     links: list[LinkRow]
 
 
-class Verdict(_Message, frozen=True):
+class MarkVerdict(_Message, frozen=True):
     """From the elected broker: the links of one broker that must not have the lesser load, with marks.
 
     `path` is the way that it has left: the row's, backwards; the last is whom it is for.
@@ -170,7 +170,9 @@ class Verdict(_Message, frozen=True):
     marks: dict[str, str]
 
 
-Item: TypeAlias = Count | Joined | Below | Mark | Ready | Ads | Subs | Open | Close | Alarm | Row | Verdict
+Item: TypeAlias = (
+    Count | Joined | Below | Mark | Ready | Ads | Subs | Open | Close | Alarm | LoadRow | MarkVerdict
+)
 
 
 class Packet(msgspec.Struct, frozen=True, array_like=True):

@@ -15,20 +15,20 @@ from ramify.errors import PlanError
 from ramify.network.trees.tree_kernels import orient
 from ramify.network.trees.trees import closed
 from ramify.overlay.matchmaking.messages import Descriptor
-from ramify.overlay.matchmaking.simulate import Network, Traffic, places_of_parents
-from ramify.overlay.matchmaking.state import Place
+from ramify.overlay.matchmaking.simulate import MatchNetwork, Traffic, places_of_parents
+from ramify.overlay.matchmaking.state import TreePlace
 from ramify.planning.plans.plan import Channel, Plan
 from ramify.workloads.workload import AdvertisementRow
 
-__all__ = ["Matched", "System", "match_plan", "systems_of_plan"]
+__all__ = ["MatchResult", "MatchSystem", "match_plan", "systems_of_plan"]
 
 
 @dataclass(frozen=True, eq=False)
-class System:
+class MatchSystem:
     """Channels that make matches together, and their brokers."""
 
     channels: tuple[Channel, ...]
-    places: tuple[Place, ...]
+    places: tuple[TreePlace, ...]
 
     def root(self, origin: int) -> int | None:
         """Where the advertisements of a broker are announced; None where no channel admits its events."""
@@ -41,10 +41,10 @@ class System:
 
 
 @dataclass(frozen=True, eq=False)
-class Matched:
+class MatchResult:
     """All matchmakings of a plan, at rest."""
 
-    networks: tuple[Network, ...]
+    networks: tuple[MatchNetwork, ...]
 
     @property
     def stored(self) -> int:
@@ -75,7 +75,7 @@ class Matched:
 
 def match_plan(
     plan: Plan, advertisements: Iterable[AdvertisementRow | Subscription], seed: int = 0
-) -> Matched:
+) -> MatchResult:
     """Announce and subscribe everything at once, deliver in a random order, until all is quiet.
 
     An advertisement may be spelled like a subscription. Raises `PlanError` for a channel without a tree.
@@ -88,7 +88,7 @@ def match_plan(
     names = plan.overlay.brokers
     networks = []
     for system in systems_of_plan(plan):
-        network = Network(system.places, plan.classes.schema, seed)
+        network = MatchNetwork(system.places, plan.classes.schema, seed)
         at_root: dict[int, list[Descriptor]] = {}
         for origin, said in sorted(ads.items()):
             root = system.root(origin)
@@ -100,10 +100,10 @@ def match_plan(
             network.subscribe(names[at], *subs)
         network.run()
         networks.append(network)
-    return Matched(tuple(networks))
+    return MatchResult(tuple(networks))
 
 
-def systems_of_plan(plan: Plan) -> list[System]:
+def systems_of_plan(plan: Plan) -> list[MatchSystem]:
     """The matchmakings of a plan: see the module. Raises `PlanError` for a channel without a tree."""
     together: list[list[Channel]] = []
     taken: list[set[int]] = []
@@ -117,7 +117,7 @@ def systems_of_plan(plan: Plan) -> list[System]:
         else:
             together.append([channel])
             taken.append(set(roots))
-    return [System(tuple(members), _places(plan, members)) for members in together]
+    return [MatchSystem(tuple(members), _places(plan, members)) for members in together]
 
 
 def _roots(channel: Channel) -> set[int]:
@@ -132,7 +132,7 @@ def _roots(channel: Channel) -> set[int]:
     return on_tree & {channel.entry.target(origin) for origin in origins}
 
 
-def _places(plan: Plan, channels: list[Channel]) -> tuple[Place, ...]:
+def _places(plan: Plan, channels: list[Channel]) -> tuple[TreePlace, ...]:
     names = plan.overlay.brokers
     parents: dict[str, dict[str, str]] = {}
     above = np.empty(len(names), dtype=np.int32)
@@ -145,7 +145,7 @@ def _places(plan: Plan, channels: list[Channel]) -> tuple[Place, ...]:
     return tuple(places_of_parents(names, parents, shared=len(channels) == 1))
 
 
-def _subscriptions(plan: Plan, system: System) -> dict[int, list[Descriptor]]:
+def _subscriptions(plan: Plan, system: MatchSystem) -> dict[int, list[Descriptor]]:
     """By broker that serves them. One that is served at several brokers is at each."""
     serves = system.channels[0].serves
     entries = sorted(set(zip(serves.at.tolist(), serves.classes.tolist(), strict=True)))

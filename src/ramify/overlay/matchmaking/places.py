@@ -10,14 +10,14 @@ from ramify.errors import InputError
 from ramify.network.graphs.overlay import Overlay
 from ramify.network.trees.trees import Tree, minimum_spanning_tree, shortest_path_tree
 from ramify.overlay.matchmaking.simulate import places_of_parents
-from ramify.overlay.matchmaking.state import Place
+from ramify.overlay.matchmaking.state import TreePlace
 
 __all__ = ["PER_SOURCE", "SHARED", "TREES", "places_of_overlay"]
 
 SHARED, PER_SOURCE = TREES = ("shared", "per-source")
 
 
-def places_of_overlay(overlay: Overlay, trees: str) -> dict[str, Place]:
+def places_of_overlay(overlay: Overlay, trees: str) -> dict[str, TreePlace]:
     """The place of each broker. Raises `InputError` for other trees, `DisconnectedError`. O(n m log n)."""
     if trees not in TREES:
         raise InputError(f"trees are {trees[:40]!r}: give {' or '.join(TREES)}")

@@ -13,9 +13,9 @@ from ramify.content.events.events import AttributeType
 from ramify.errors import InputError
 from ramify.overlay.matchmaking.broker import MatchBroker, Packets
 from ramify.overlay.matchmaking.messages import Ads, Descriptor, Packet, Subs
-from ramify.overlay.matchmaking.state import Place
+from ramify.overlay.matchmaking.state import TreePlace
 
-__all__ = ["Network", "Traffic", "places_of_parents"]
+__all__ = ["MatchNetwork", "Traffic", "places_of_parents"]
 
 Lane = tuple[str, str]
 
@@ -37,11 +37,11 @@ class Traffic:
                 self.descriptors += len(item.put) + len(item.gone)
 
 
-class Network:
+class MatchNetwork:
     """Brokers and the packets under way between them."""
 
     def __init__(
-        self, places: Iterable[Place], schema: Mapping[str, AttributeType] | None = None, seed: int = 0
+        self, places: Iterable[TreePlace], schema: Mapping[str, AttributeType] | None = None, seed: int = 0
     ) -> None:
         self.schema = schema
         self.brokers = {place.name: MatchBroker(place, schema) for place in places}
@@ -125,7 +125,7 @@ class Network:
 
 def places_of_parents(
     names: Iterable[str], parents: Mapping[str, Mapping[str, str]], shared: bool = False
-) -> list[Place]:
+) -> list[TreePlace]:
     """A place per broker. `parents[x][b]` is the broker above b in the tree of origin x."""
     known = list(names)
     parent: dict[str, dict[str, str]] = {name: {} for name in known}
@@ -137,4 +137,6 @@ def places_of_parents(
             children[up].setdefault(origin, []).append(below)
             neighbours[below].add(up)
             neighbours[up].add(below)
-    return [Place(name, sorted(neighbours[name]), parent[name], children[name], shared) for name in known]
+    return [
+        TreePlace(name, sorted(neighbours[name]), parent[name], children[name], shared) for name in known
+    ]

@@ -13,18 +13,18 @@ import numpy as np
 
 from ramify.overlay.matchmaking.counts import Loads
 from ramify.overlay.matchmaking.marking import closure
-from ramify.overlay.matchmaking.messages import Alarm, LinkRow, Row, Verdict
-from ramify.overlay.matchmaking.state import AlarmSeen, Outbox, State
+from ramify.overlay.matchmaking.messages import Alarm, LinkRow, LoadRow, MarkVerdict
+from ramify.overlay.matchmaking.state import AlarmSeen, MatchState, Outbox
 
 __all__ = ["hear_alarm", "hear_row", "hear_verdict", "settle_election", "wanted_marks"]
 
 
-def wanted_marks(state: State, known: Loads) -> dict[str, str]:
+def wanted_marks(state: MatchState, known: Loads) -> dict[str, str]:
     """The mark that each link to a child should have: its lesser load, or as the elected broker says."""
     return {child: state.verdict.get(child, load.lesser) for child, load in known.down.items()}
 
 
-def settle_election(state: State, known: Loads, out: Outbox) -> None:
+def settle_election(state: MatchState, known: Loads, out: Outbox) -> None:
     """Raise or end the own alarm, follow the elected broker, send it the row when it has changed."""
     if state.place.shared:
         return
@@ -40,10 +40,10 @@ def settle_election(state: State, known: Loads, out: Outbox) -> None:
     if row != state.row:
         state.row = row
         leader, alarm = state.elected
-        hear_row(state, Row(leader, alarm, [], row), out)
+        hear_row(state, LoadRow(leader, alarm, [], row), out)
 
 
-def hear_alarm(state: State, said: Alarm, sender: str, out: Outbox) -> None:
+def hear_alarm(state: MatchState, said: Alarm, sender: str, out: Outbox) -> None:
     """Keep the latest, pass it on."""
     seen = state.alarms.get(said.broker)
     if seen is not None and seen.number >= said.number:
@@ -55,7 +55,7 @@ def hear_alarm(state: State, said: Alarm, sender: str, out: Outbox) -> None:
     out.counted = True
 
 
-def hear_row(state: State, said: Row, out: Outbox) -> None:
+def hear_row(state: MatchState, said: LoadRow, out: Outbox) -> None:
     """Pass it on toward the elected broker, or solve there."""
     me = state.place.name
     if said.leader != me:
@@ -74,10 +74,10 @@ def hear_row(state: State, said: Row, out: Outbox) -> None:
         marks = solved.get(broker, {})
         if state.verdicts.get(broker) != marks:
             state.verdicts[broker] = marks
-            hear_verdict(state, Verdict(said.leader, said.alarm, row.path[::-1], marks), out)
+            hear_verdict(state, MarkVerdict(said.leader, said.alarm, row.path[::-1], marks), out)
 
 
-def hear_verdict(state: State, said: Verdict, out: Outbox) -> None:
+def hear_verdict(state: MatchState, said: MarkVerdict, out: Outbox) -> None:
     """Pass it on toward the broker that it is for, or obey."""
     if said.path:
         out.tell(said.path[0], msgspec.structs.replace(said, path=said.path[1:]))
@@ -88,7 +88,7 @@ def hear_verdict(state: State, said: Verdict, out: Outbox) -> None:
         out.counted = True
 
 
-def _follow(state: State) -> None:
+def _follow(state: MatchState) -> None:
     """Whom the alarms elect. Another election voids verdicts and rows."""
     on = sorted((broker, seen.number) for broker, seen in state.alarms.items() if seen.on)
     elected = on[0] if on else None
@@ -100,7 +100,7 @@ def _follow(state: State) -> None:
         state.verdicts = {}
 
 
-def _disagrees(state: State, known: Loads) -> bool:
+def _disagrees(state: MatchState, known: Loads) -> bool:
     """Whether some tree goes from a link that wants to be s to one that wants to be p."""
     for origin in state.below:
         parent = state.place.parent.get(origin)

@@ -7,12 +7,12 @@ carries is forgotten at its other end: advertisements when the mark says s, subs
 from collections.abc import Iterable
 
 from ramify.overlay.matchmaking.messages import Ads, Descriptor, Subs
-from ramify.overlay.matchmaking.state import Outbox, Side, State
+from ramify.overlay.matchmaking.state import MatchState, Outbox, Side
 
 __all__ = ["hear_ads", "hear_subs", "spread_ads", "spread_subs"]
 
 
-def hear_ads(state: State, said: Ads, out: Outbox) -> None:
+def hear_ads(state: MatchState, said: Ads, out: Outbox) -> None:
     """Advertisements from the parent; ignored when they belong to a turn that is over."""
     if not state.announced(said.origin):
         return
@@ -23,7 +23,7 @@ def hear_ads(state: State, said: Ads, out: Outbox) -> None:
     out.touched.add(said.origin)
 
 
-def hear_subs(state: State, said: Subs, sender: str, out: Outbox) -> None:
+def hear_subs(state: MatchState, said: Subs, sender: str, out: Outbox) -> None:
     """Subscriptions from a child, for every tree in which their subscriber is below it."""
     sides = state.subs.setdefault(sender, {})
     side = sides.setdefault(said.subscriber, Side(0, {}))
@@ -37,7 +37,7 @@ def hear_subs(state: State, said: Subs, sender: str, out: Outbox) -> None:
             out.touched.add(origin)
 
 
-def spread_ads(state: State, origin: str, out: Outbox) -> None:
+def spread_ads(state: MatchState, origin: str, out: Outbox) -> None:
     """Tell children over p-links what has changed of a tree's advertisements."""
     marks = state.marks.get(origin, {})
     target = state.ads_of(origin)
@@ -54,7 +54,7 @@ def spread_ads(state: State, origin: str, out: Outbox) -> None:
             out.tell(child, Ads(origin, put, gone))
 
 
-def spread_subs(state: State, touched: Iterable[str], out: Outbox) -> None:
+def spread_subs(state: MatchState, touched: Iterable[str], out: Outbox) -> None:
     """Tell the parents of these trees what has changed of the subscriptions that they must have."""
     parents = {state.place.parent[origin] for origin in touched if origin in state.place.parent}
     for parent in sorted(parents):
@@ -72,7 +72,7 @@ def spread_subs(state: State, touched: Iterable[str], out: Outbox) -> None:
                 told.pop(subscriber, None)
 
 
-def _due(state: State, parent: str) -> dict[str, Side]:
+def _due(state: MatchState, parent: str) -> dict[str, Side]:
     """By subscriber, what a parent must have: all below an s-link from it, in any tree.
 
     One subscriber may come over several children in different trees: the latest counts.

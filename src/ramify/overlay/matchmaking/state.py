@@ -7,16 +7,26 @@ is decided from them is sorted first, so that brokers with equal knowledge act a
 import msgspec
 
 from ramify.errors import InputError, LiveError
-from ramify.overlay.matchmaking.messages import Descriptor, Item, LinkRow, Row
+from ramify.overlay.matchmaking.messages import Descriptor, Item, LinkRow, LoadRow
 
-__all__ = ["AlarmSeen", "Channel", "LinkMark", "MatchError", "Outbox", "Place", "Side", "State", "Wanted"]
+__all__ = [
+    "AlarmSeen",
+    "DataChannel",
+    "LinkMark",
+    "MatchError",
+    "MatchState",
+    "Outbox",
+    "Side",
+    "SubscriberBelow",
+    "TreePlace",
+]
 
 
 class MatchError(LiveError):
     """A broker was told what cannot be."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class TreePlace(msgspec.Struct, frozen=True):
     """Where a broker is: its neighbours and its place in the tree of each origin.
 
     `parent[x]` is missing in its own tree. `shared`: all trees are one tree, so links never disagree.
@@ -29,7 +39,7 @@ class Place(msgspec.Struct, frozen=True):
     shared: bool = False
 
 
-class Wanted(msgspec.Struct):
+class SubscriberBelow(msgspec.Struct):
     """A subscriber at or below: over which neighbour (empty: here), and how many descriptors."""
 
     over: str
@@ -50,7 +60,7 @@ class Side(msgspec.Struct):
     held: dict[str, Descriptor]
 
 
-class Channel(msgspec.Struct, frozen=True):
+class DataChannel(msgspec.Struct, frozen=True):
     """A data channel through this broker: `to` is the neighbour below, empty at the subscriber's broker."""
 
     origin: str
@@ -73,10 +83,10 @@ class AlarmSeen(msgspec.Struct, frozen=True):
     via: str
 
 
-class State(msgspec.Struct):
+class MatchState(msgspec.Struct):
     """Everything. Where a dictionary has origins as keys, the value is of that tree."""
 
-    place: Place
+    place: TreePlace
     number: int = 0
     """Goes up with every change of the own descriptors."""
     own_ads: dict[str, Descriptor] = {}
@@ -86,7 +96,7 @@ class State(msgspec.Struct):
     received: dict[str, int] = {}
 
     advertised: dict[str, int] = {}
-    below: dict[str, dict[str, Wanted]] = {}
+    below: dict[str, dict[str, SubscriberBelow]] = {}
     """By subscriber: who is at or below in the tree. A tree is active here while there is anyone."""
     routes: dict[str, dict[str, str]] = {}
     """By subscriber: the neighbour it is over in the tree. Kept when it leaves: trees do not change."""
@@ -105,12 +115,12 @@ class State(msgspec.Struct):
     """By neighbour, by subscriber: what is stored across s-links."""
     said_ads: dict[str, dict[str, dict[str, int]]] = {}
     said_subs: dict[str, dict[str, Side]] = {}
-    channels: dict[str, dict[str, Channel]] = {}
+    channels: dict[str, dict[str, DataChannel]] = {}
 
     alarms: dict[str, AlarmSeen] = {}
     elected: tuple[str, int] | None = None
     row: list[LinkRow] | None = None
-    rows: dict[str, Row] = {}
+    rows: dict[str, LoadRow] = {}
     """At the elected broker: the last of each."""
     verdicts: dict[str, dict[str, str]] = {}
     """Likewise, what each was told last."""
@@ -121,10 +131,10 @@ class State(msgspec.Struct):
         return msgspec.msgpack.encode(self)
 
     @staticmethod
-    def decode(data: bytes) -> "State":
+    def decode(data: bytes) -> "MatchState":
         """Raises `InputError` for what is no state."""
         try:
-            return msgspec.msgpack.decode(data, type=State)
+            return msgspec.msgpack.decode(data, type=MatchState)
         except msgspec.DecodeError as error:
             raise InputError(f"this is not the state of a matchmaking broker: {error}") from None
 

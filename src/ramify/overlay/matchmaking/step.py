@@ -27,23 +27,36 @@ import pyarrow as pa
 from ramify.content.events.events import AttributeType, batch_to_events
 from ramify.errors import InputError, LimitError, RamifyError
 from ramify.overlay.control.frames import LINK_LIMITS, Limits, concat, decode_events
-from ramify.overlay.control.intake import RAW_BYTES, Published, Rejected, take_in_by_client, to_cloudevent
+from ramify.overlay.control.intake import (
+    RAW_BYTES,
+    ClientMessage,
+    RejectedMessage,
+    take_in_by_client,
+    to_cloudevent,
+)
 from ramify.overlay.control.names import LINK, MATCH, name_of, token
 from ramify.overlay.control.output import Output, value_pieces
 from ramify.overlay.control.records import (
     Advertisement,
     Answer,
     ClientRecord,
-    Held,
-    Passed,
+    ClientSubscription,
+    ForwardedRequest,
     subscription_of,
 )
-from ramify.overlay.control.requests import Rules, ask
-from ramify.overlay.control.steps import Deliveries, Linked, Stepped, Stepper, some_rows, whole_events
+from ramify.overlay.control.requests import RequestLimits, ask
+from ramify.overlay.control.steps import (
+    Deliveries,
+    NeighbourMessage,
+    Stepper,
+    StepResult,
+    some_rows,
+    whole_events,
+)
 from ramify.overlay.matchmaking.batch_table import BatchTable
 from ramify.overlay.matchmaking.broker import MatchBroker, Packets
 from ramify.overlay.matchmaking.messages import Descriptor, decode_packet, encode_packet
-from ramify.overlay.matchmaking.state import Place
+from ramify.overlay.matchmaking.state import TreePlace
 
 __all__ = ["BAD_PACKET", "OUTSIDE", "MatchNode"]
 
@@ -89,7 +102,7 @@ class MatchNode(Stepper):
 
     def __init__(
         self,
-        place: Place,
+        place: TreePlace,
         limits: Limits | None = None,
         schema: Mapping[str, AttributeType] | None = None,
     ) -> None:
@@ -159,11 +172,11 @@ class MatchNode(Stepper):
 
     def step(
         self,
-        published: Sequence[Published],
-        linked: Sequence[Linked],
+        published: Sequence[ClientMessage],
+        linked: Sequence[NeighbourMessage],
         epoch: int | None = None,
         rows: tuple[int, int | None] = (0, None),
-    ) -> Stepped:
+    ) -> StepResult:
         """See `Stepper`."""
         bad: dict[int, str] = {}
         while True:
@@ -176,12 +189,12 @@ class MatchNode(Stepper):
 
     def _stepped(
         self,
-        published: Sequence[Published],
-        linked: Sequence[Linked],
+        published: Sequence[ClientMessage],
+        linked: Sequence[NeighbourMessage],
         rows: tuple[int, int | None],
         bad: Mapping[int, str],
-    ) -> Stepped:
-        done = Stepped(frames_in=0 if rows[0] else len(published) + len(linked), epoch=0)
+    ) -> StepResult:
+        done = StepResult(frames_in=0 if rows[0] else len(published) + len(linked), epoch=0)
         going = _Going()
         for place, message in enumerate(linked):
             if place in bad:
@@ -205,7 +218,7 @@ class MatchNode(Stepper):
             done.changed = True
         return done
 
-    def _hear(self, message: Linked, place: int) -> Packets:
+    def _hear(self, message: NeighbourMessage, place: int) -> Packets:
         """What a packet comes to, once all of it is here."""
         self._changed = True
         try:
@@ -231,7 +244,7 @@ class MatchNode(Stepper):
             ]
         return found
 
-    def _take_frame(self, message: Linked, going: _Going, first: bool, done: Stepped) -> None:
+    def _take_frame(self, message: NeighbourMessage, going: _Going, first: bool, done: StepResult) -> None:
         try:
             origin = name_of(message.headers.get("O", ""))
             if self.place.parent.get(origin) != message.sender:
@@ -243,7 +256,7 @@ class MatchNode(Stepper):
             return
         going.came.setdefault((message.sender, origin), []).append(events)
 
-    def _route_came(self, going: _Going, rows: tuple[int, int | None], done: Stepped) -> None:
+    def _route_came(self, going: _Going, rows: tuple[int, int | None], done: StepResult) -> None:
         first, end = rows
         for (_, origin), batches in going.came.items():
             joined = concat(batches)
@@ -255,7 +268,11 @@ class MatchNode(Stepper):
         going.came.clear()
 
     def _route_published(
-        self, published: Sequence[Published], going: _Going, rows: tuple[int, int | None], done: Stepped
+        self,
+        published: Sequence[ClientMessage],
+        going: _Going,
+        rows: tuple[int, int | None],
+        done: StepResult,
     ) -> None:
         first, end = rows
         taken, rejected = take_in_by_client(published, self._limits)
@@ -273,7 +290,9 @@ class MatchNode(Stepper):
         if refused:
             done.rejected += self._refused(refused, published)
 
-    def _refused(self, batches: Iterable[pa.RecordBatch], published: Sequence[Published]) -> list[Rejected]:
+    def _refused(
+        self, batches: Iterable[pa.RecordBatch], published: Sequence[ClientMessage]
+    ) -> list[RejectedMessage]:
         """Events outside, each with the message that it came in. Cost: one more reading of those."""
         places: dict[tuple[str, str], list[int]] = {}
         concerned = {name for batch in batches for name in batch.column("publisher").to_pylist()}
@@ -289,10 +308,10 @@ class MatchNode(Stepper):
                 why = self.match.table.refusal(client, event.values)
                 raw = msgspec.json.encode(to_cloudevent(batch, row))[:RAW_BYTES]
                 place = at.pop(0) if at else 0
-                found.append(Rejected(client, place, event.id, OUTSIDE, why or "", raw))
+                found.append(RejectedMessage(client, place, event.id, OUTSIDE, why or "", raw))
         return found
 
-    def _route(self, origin: str, events: pa.RecordBatch, going: _Going, done: Stepped) -> bool:
+    def _route(self, origin: str, events: pa.RecordBatch, going: _Going, done: StepResult) -> bool:
         """Whether anyone gets anything."""
         spread = self._table.route(origin, events)
         done.events_in += events.num_rows
@@ -309,7 +328,7 @@ class MatchNode(Stepper):
         self._hand(events, receivers, done, going.hands)
         return bool(spread.neighbours or spread.subscriptions)
 
-    def _write(self, going: _Going, done: Stepped) -> None:
+    def _write(self, going: _Going, done: StepResult) -> None:
         for (to, origin), batches in going.sends.items():
             self._write_link(to, 0, partial(_headers, origin), batches, done)
         self._write_hands(going.hands, done)
@@ -318,7 +337,7 @@ class MatchNode(Stepper):
 
     # -------------------------------------------------------------------------------------- requests
 
-    def apply(self, requests: Sequence[Passed]) -> tuple[list[Answer], list[Output]]:
+    def apply(self, requests: Sequence[ForwardedRequest]) -> tuple[list[Answer], list[Output]]:
         """Do the first of these requests, as many as one write takes, at least one: their answers, and what
         is to be written. They count when that is `settled`."""
         self._go_back()
@@ -334,10 +353,10 @@ class MatchNode(Stepper):
             outputs += self._state_outputs()
         return answers, outputs
 
-    def _apply(self, passed: Passed) -> tuple[Answer, list[Output]]:
+    def _apply(self, passed: ForwardedRequest) -> tuple[Answer, list[Output]]:
         client, op = passed.client, passed.request.op
         before = self.clients.get(client) or ClientRecord(client, self.name)
-        rules = Rules(
+        rules = RequestLimits(
             frozenset([self.name]),
             self.schema,
             {},
@@ -392,7 +411,7 @@ class MatchNode(Stepper):
         return found
 
 
-def _descriptor(id_: str, client: str, held: Held | Advertisement) -> Descriptor:
+def _descriptor(id_: str, client: str, held: ClientSubscription | Advertisement) -> Descriptor:
     spelled = subscription_of(client, "-", id_, held.filter)
     return Descriptor(id_, client, spelled.spelling, spelled.text)
 
@@ -415,5 +434,7 @@ def _headers(origin: str, events: int) -> dict[str, str]:
     return {"E": "0", "O": token(origin), "N": str(events)}
 
 
-def _unusable(message: Linked, reason: str, detail: str) -> Rejected:
-    return Rejected(message.sender, message.number, None, reason, detail, message.payload[:RAW_BYTES])
+def _unusable(message: NeighbourMessage, reason: str, detail: str) -> RejectedMessage:
+    return RejectedMessage(
+        message.sender, message.number, None, reason, detail, message.payload[:RAW_BYTES]
+    )

@@ -8,7 +8,7 @@ trust their neighbours to route, not to be without faults.
 from itertools import pairwise
 
 from ramify.errors import InputError
-from ramify.overlay.routing.headers import Header, Kind, read_carried
+from ramify.overlay.routing.headers import Header, HeaderKind, read_carried
 from ramify.overlay.routing.plan import RoutingPlan
 from ramify.planning.plans.plan import Pruning
 
@@ -22,12 +22,12 @@ MOST_OPENED = 65_536
 
 _ON_TREES = (Pruning.FILTER, Pruning.NONE)
 _PRUNINGS = {
-    Kind.TREE: _ON_TREES,
-    Kind.LEG: _ON_TREES,
-    Kind.NOTE: _ON_TREES,
-    Kind.CARRIED: (Pruning.TREE,),
-    Kind.LIST: (Pruning.DESTINATIONS,),
-    Kind.COPY: (Pruning.COPIES,),
+    HeaderKind.TREE: _ON_TREES,
+    HeaderKind.LEG: _ON_TREES,
+    HeaderKind.NOTE: _ON_TREES,
+    HeaderKind.CARRIED: (Pruning.TREE,),
+    HeaderKind.LIST: (Pruning.DESTINATIONS,),
+    HeaderKind.COPY: (Pruning.COPIES,),
 }
 
 
@@ -72,13 +72,13 @@ class HeaderRules:
             arrives = self._crosses(header, header.label, came_from)
             came_from = header.label[0]
         match header.kind:
-            case Kind.TREE if arrives and not self._is_from_tree(header, came_from):
+            case HeaderKind.TREE if arrives and not self._is_from_tree(header, came_from):
                 raise InputError("the sender is no neighbour on the channel's tree")
-            case Kind.LEG | Kind.NOTE | Kind.COPY:
+            case HeaderKind.LEG | HeaderKind.NOTE | HeaderKind.COPY:
                 self._target(header, arrives)
-            case Kind.CARRIED:
+            case HeaderKind.CARRIED:
                 self._carried(header)
-            case Kind.LIST:
+            case HeaderKind.LIST:
                 self._list(header)
 
     def _broker(self, number: int, what: str) -> None:
@@ -101,21 +101,25 @@ class HeaderRules:
         """Whether a channel may be one that the sender's revision of the plan has opened."""
         known = len(self._plan.channels)
         may_open = bool(self._shared.flowing_down) or not known
-        return may_open and header.kind in (Kind.TREE, Kind.LEG) and known <= channel < known + MOST_OPENED
+        return (
+            may_open
+            and header.kind in (HeaderKind.TREE, HeaderKind.LEG)
+            and known <= channel < known + MOST_OPENED
+        )
 
     def _is_unknown_way(self, header: Header, came_from: int) -> bool:
         if header.label is None or not all(self._is_later(header, c) for c in header.channels):
             return False
         if not all(0 <= end < self._brokers for end in header.label):
             return False
-        way = self._shared.way(header.label, leg=header.kind is Kind.LEG)
+        way = self._shared.way(header.label, leg=header.kind is HeaderKind.LEG)
         return way is None or (came_from, self._here) not in pairwise(way)
 
     def _crosses(self, header: Header, label: tuple[int, int], came_from: int) -> bool:
         """Whether the logical link of a label ends here; it must lead through here, from the sender."""
         for end in label:
             self._broker(end, "an end of a logical link")
-        path = self._shared.way(label, leg=header.kind is Kind.LEG)
+        path = self._shared.way(label, leg=header.kind is HeaderKind.LEG)
         if path is None:
             raise InputError(f"no logical link of several links is {label}")
         if (came_from, self._here) not in pairwise(path):
@@ -138,10 +142,10 @@ class HeaderRules:
 
     def _target(self, header: Header, arrives: bool) -> None:
         self._broker(header.target, "the target")
-        if header.kind is not Kind.COPY:
+        if header.kind is not HeaderKind.COPY:
             if arrives and header.target != self._here:
                 raise InputError("a message for another broker has arrived here")
-            if header.kind is Kind.LEG and not all(
+            if header.kind is HeaderKind.LEG and not all(
                 self._is_later(header, c) or self._on_tree(c, header.target) for c in header.channels
             ):
                 raise InputError("the target is not on the trees of all channels")

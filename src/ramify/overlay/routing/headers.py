@@ -22,13 +22,13 @@ from enum import IntEnum
 
 from ramify.errors import InputError
 
-__all__ = ["Header", "Kind", "carried_tree", "read_carried"]
+__all__ = ["Header", "HeaderKind", "carried_tree", "read_carried"]
 
 _LABELLED = 128
 _MOST_HOPS = 255
 
 
-class Kind(IntEnum):
+class HeaderKind(IntEnum):
     """How a message is on its way."""
 
     TREE = 0
@@ -52,7 +52,7 @@ class Header:
     A note's channels do not travel in these bytes; a live broker sends them beside (see `Router.owned`).
     """
 
-    kind: Kind
+    kind: HeaderKind
     origin: int
     hops: int = 0
     channels: tuple[int, ...] = ()
@@ -68,31 +68,31 @@ class Header:
         if self.label is not None:
             _put(out, *self.label)
         match self.kind:
-            case Kind.TREE:
+            case HeaderKind.TREE:
                 _put(out, *self.channels)
-            case Kind.LEG:
+            case HeaderKind.LEG:
                 _put(out, self.target, len(self.channels), *self.channels)
-            case Kind.NOTE:
+            case HeaderKind.NOTE:
                 _put(out, self.target)
-            case Kind.CARRIED:
+            case HeaderKind.CARRIED:
                 _put(out, *self.channels)
                 out += self.tree
-            case Kind.LIST:
+            case HeaderKind.LIST:
                 _put(out, *self.channels, len(self.destinations))
                 before = 0
                 for broker in self.destinations:
                     _put(out, broker - before)
                     before = broker
-            case Kind.COPY:
+            case HeaderKind.COPY:
                 _put(out, *self.channels, self.target)
         return bytes(out)
 
     @classmethod
     def decode(cls, data: bytes) -> "Header":
         """The header in these bytes. Raises `InputError` when they are not one, whole and nothing more."""
-        if len(data) < 3 or data[0] & ~_LABELLED not in tuple(Kind):
+        if len(data) < 3 or data[0] & ~_LABELLED not in tuple(HeaderKind):
             raise InputError("not a message header: too short or of an unknown kind. Who sent it?")
-        kind = Kind(data[0] & ~_LABELLED)
+        kind = HeaderKind(data[0] & ~_LABELLED)
         reader = _Reader(data, 2)
         origin = reader.number()
         label = (reader.number(), reader.number()) if data[0] & _LABELLED else None
@@ -100,19 +100,19 @@ class Header:
         destinations: tuple[int, ...] = ()
         target, tree = -1, b""
         match kind:
-            case Kind.LEG:
+            case HeaderKind.LEG:
                 target = reader.number()
                 channels = tuple(reader.number() for _ in range(reader.count()))
-            case Kind.NOTE:
+            case HeaderKind.NOTE:
                 target = reader.number()
             case _:
                 channels = (reader.number(),)
-        if kind is Kind.COPY:
+        if kind is HeaderKind.COPY:
             target = reader.number()
-        elif kind is Kind.CARRIED:
+        elif kind is HeaderKind.CARRIED:
             tree = reader.rest()
             read_carried(tree)
-        elif kind is Kind.LIST:
+        elif kind is HeaderKind.LIST:
             destinations = reader.ascending()
         reader.end()
         return cls(kind, origin, data[1], channels, target, tree, destinations, label)

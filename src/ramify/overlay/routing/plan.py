@@ -27,7 +27,7 @@ from ramify.planning.plans.growth import NO_GROWTH, Growth, flows_down, regrown,
 from ramify.planning.plans.layout import Layout, layout_of, read_only
 from ramify.planning.plans.plan import AnyOf, Cells, Everything, Holds, Path, Plan, Serves, Stamped
 
-__all__ = ["Added", "Removed", "Revision", "RoutingPlan"]
+__all__ = ["AddedSubscription", "RemovedSubscription", "Revision", "RoutingPlan"]
 
 MOST_LOOKED_UP = 16_384
 """Classes whose members are kept as Python objects; then that starts over."""
@@ -36,7 +36,7 @@ _NO_ENTRIES = Serves(*(np.zeros(0, dtype=np.int32) for _ in range(3)))
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
+class AddedSubscription:
     """A subscription that joins class `class_id`; one that the plan lacks joins `channels`, which may have
     to grow for it first."""
 
@@ -47,14 +47,14 @@ class Added:
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
+class RemovedSubscription:
     """A subscription that is gone, and what is pruned with it."""
 
     id: str
     growth: Growth = NO_GROWTH
 
 
-Revision: TypeAlias = Added | Removed
+Revision: TypeAlias = AddedSubscription | RemovedSubscription
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +324,7 @@ class RoutingPlan:
         """
         going = _Revising(self)
         for change in changes:
-            going.add(change) if isinstance(change, Added) else going.remove(change)
+            going.add(change) if isinstance(change, AddedSubscription) else going.remove(change)
         return going.done()
 
 
@@ -342,7 +342,7 @@ class _Revising:
         self._plan = old.plan
         self._left: set[int] = set()
 
-    def add(self, change: Added) -> None:
+    def add(self, change: AddedSubscription) -> None:
         row, k, plan = change.subscription, change.class_id, self._old.plan
         self._grow(change.growth)
         host = plan.overlay.index.get(row.broker)
@@ -364,7 +364,7 @@ class _Revising:
             self._rows.append(row)
             self._hosts.append(host)
 
-    def remove(self, change: Removed) -> None:
+    def remove(self, change: RemovedSubscription) -> None:
         self._members.remove(change.id)
         self._grow(change.growth)
 

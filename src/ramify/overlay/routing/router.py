@@ -26,12 +26,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ramify.network.trees.terminals import TerminalSets
-from ramify.overlay.routing.headers import Header, Kind, carried_tree, read_carried
+from ramify.overlay.routing.headers import Header, HeaderKind, carried_tree, read_carried
 from ramify.overlay.routing.plan import RoutingPlan
 from ramify.planning.demand.demand import NO_CELL
 from ramify.planning.plans.plan import Pruning
 
-__all__ = ["Decision", "Delivery", "Frame", "Routed", "Router", "RoutingPlan"]
+__all__ = ["Delivery", "Frame", "RouteDecision", "RoutedFrame", "Router", "RoutingPlan"]
 
 MOST_KEPT = 500_000
 """Class ids in the decisions that a router remembers, some tens of megabytes; then it starts over."""
@@ -43,7 +43,7 @@ _OVERHEAD = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class RouteDecision:
     """What becomes of an event at a broker.
 
     `forwards` are messages to neighbours in the overlay; `deliveries` the classes of this broker that
@@ -72,7 +72,7 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Routed:
+class RoutedFrame:
     """What becomes of a frame. `matchings` counts the events that were matched."""
 
     forwards: tuple[tuple[int, Frame], ...]
@@ -107,7 +107,7 @@ class Router:
         self._shared = routing
         self._plan = routing.plan
         self.broker = broker
-        self._kept: _Kept[Header | None, Decision] = _Kept()
+        self._kept: _Kept[Header | None, RouteDecision] = _Kept()
         self._owned: _Kept[Header, tuple[int, ...]] = _Kept()
         self._carried_trees: dict[tuple[int, ...], bytes] = {}
 
@@ -119,7 +119,7 @@ class Router:
         """
         return self._shared.repeating(self.broker)
 
-    def route(self, frame: Frame, sender: int | None, *, once: bool = False) -> Routed:
+    def route(self, frame: Frame, sender: int | None, *, once: bool = False) -> RoutedFrame:
         """Where the events of a frame go. `sender` is the neighbour it came from, None for a client.
 
         With `once`, of all copies of an event exactly one hands it to each class (see the module).
@@ -129,12 +129,14 @@ class Router:
             # of one to a channel that another broker's revision has opened, nobody whom all serve waits
             # for it: it may go
             passed = tuple((to, Frame(frame.events, on)) for to, on in self._pass_on(header))
-            return Routed(passed, (), 0)
+            return RoutedFrame(passed, (), 0)
         if header is not None:
             # whether a broker must match is told by the header alone: then the events are not looked at
             unseen = self.decide(header, sender, NO_CELL, ())
             if not unseen.matched:
-                return Routed(tuple((to, Frame(frame.events, on)) for to, on in unseen.forwards), (), 0)
+                return RoutedFrame(
+                    tuple((to, Frame(frame.events, on)) for to, on in unseen.forwards), (), 0
+                )
         forwards: dict[tuple[int, Header], list[int]] = {}
         deliveries: dict[int, list[int]] = {}
         matchings = 0
@@ -148,7 +150,7 @@ class Router:
                 handed = self.owned(header, sender, cell, classes)
             for k in handed:
                 deliveries.setdefault(k, []).extend(rows)
-        return Routed(
+        return RoutedFrame(
             tuple(
                 (to, Frame(_take(frame.events, rows), onward)) for (to, onward), rows in forwards.items()
             ),
@@ -158,7 +160,7 @@ class Router:
 
     def decide(
         self, header: Header | None, sender: int | None, cell: int, classes: tuple[int, ...]
-    ) -> Decision:
+    ) -> RouteDecision:
         """What becomes of an event that matches `classes` (ascending) and lies in `cell`."""
         key = (header, -1 if sender is None else sender, cell, classes)
         found = self._kept.get(key)
@@ -188,7 +190,7 @@ class Router:
         shared = self._shared
         admitted = self._sent_on(header, shared.admitted(header.origin, cell, classes))
         came_by = header.label[0] if header.label is not None else sender
-        at = came_by if header.kind is Kind.NOTE else self.broker
+        at = came_by if header.kind is HeaderKind.NOTE else self.broker
         mine = []
         for k in self._hosted(classes):
             ways = [
@@ -215,29 +217,29 @@ class Router:
 
     def _decide(
         self, header: Header | None, sender: int | None, cell: int, classes: tuple[int, ...]
-    ) -> Decision:
+    ) -> RouteDecision:
         if header is None:
             return self._publish(cell, classes)
         if header.label is not None:
             if header.label[1] != self.broker:
-                return Decision(tuple(self._pass_on(header)), (), matched=False)
+                return RouteDecision(tuple(self._pass_on(header)), (), matched=False)
             sender = header.label[0]
         match header.kind:
-            case Kind.TREE | Kind.LEG:
-                came_from = sender if header.kind is Kind.TREE else None
+            case HeaderKind.TREE | HeaderKind.LEG:
+                came_from = sender if header.kind is HeaderKind.TREE else None
                 return self._arrive(header, came_from, cell, classes)
-            case Kind.NOTE:
-                return Decision((), self._hosted(classes))
-            case Kind.CARRIED:
+            case HeaderKind.NOTE:
+                return RouteDecision((), self._hosted(classes))
+            case HeaderKind.CARRIED:
                 return self._carried(header, cell, classes)
-            case Kind.LIST:
+            case HeaderKind.LIST:
                 return self._listed(header, cell, classes)
-            case Kind.COPY:
+            case HeaderKind.COPY:
                 return self._copied(header, cell, classes)
 
     # ---------------------------------------------------------------------- at the publisher's broker
 
-    def _publish(self, cell: int, classes: tuple[int, ...]) -> Decision:
+    def _publish(self, cell: int, classes: tuple[int, ...]) -> RouteDecision:
         enters: dict[int, list[int]] = {}
         for channel in self._shared.admitted(self.broker, cell, classes):
             target = self._plan.channels[channel].entry.target(self.broker)
@@ -247,9 +249,9 @@ class Router:
             if target == self.broker:
                 forwards += self._start(channels, cell, classes)
             else:
-                header = Header(Kind.LEG, self.broker, channels=tuple(channels), target=target)
+                header = Header(HeaderKind.LEG, self.broker, channels=tuple(channels), target=target)
                 forwards.append(self._send(target, header))
-        return Decision(tuple(forwards), self._hosted(classes))
+        return RouteDecision(tuple(forwards), self._hosted(classes))
 
     def _start(
         self, channels: list[int], cell: int, classes: tuple[int, ...]
@@ -258,7 +260,7 @@ class Router:
         here = self.broker
         on_trees = [c for c in channels if self._plan.channels[c].pruning in (Pruning.FILTER, Pruning.NONE)]
         if on_trees:
-            together = Header(Kind.LEG, here, channels=tuple(on_trees), target=here)
+            together = Header(HeaderKind.LEG, here, channels=tuple(on_trees), target=here)
             yield from self._arrive(together, None, cell, classes).forwards
         for c in channels:
             hosts = sorted({self._shared.hosts[k] for k, *_ in self._served(c, here, cell, classes)})
@@ -266,12 +268,14 @@ class Router:
                 continue
             match self._plan.channels[c].pruning:
                 case Pruning.TREE:
-                    yield from self._branch(Header(Kind.CARRIED, here, channels=(c,)), self._steiner(hosts))
+                    yield from self._branch(
+                        Header(HeaderKind.CARRIED, here, channels=(c,)), self._steiner(hosts)
+                    )
                 case Pruning.DESTINATIONS:
-                    yield from self._split(Header(Kind.LIST, here, channels=(c,)), hosts)
+                    yield from self._split(Header(HeaderKind.LIST, here, channels=(c,)), hosts)
                 case Pruning.COPIES:
                     for host in hosts:
-                        yield self._onward(Header(Kind.COPY, here, channels=(c,), target=host))
+                        yield self._onward(Header(HeaderKind.COPY, here, channels=(c,), target=host))
 
     def _steiner(self, hosts: list[int]) -> bytes:
         """The carried tree from here to the hosts, by the plan's deterministic rule."""
@@ -294,7 +298,7 @@ class Router:
 
     def _arrive(
         self, header: Header, came_from: int | None, cell: int, classes: tuple[int, ...]
-    ) -> Decision:
+    ) -> RouteDecision:
         """An event reaches this broker on trees: send it on, hand it over, notify hosts."""
         forwards: list[tuple[int, Header]] = []
         delivered: set[int] = set()
@@ -304,7 +308,7 @@ class Router:
         for c in header.channels:
             if not self._shared.carries(c, self.broker, came_from):
                 continue
-            onward = Header(Kind.TREE, header.origin, header.hops, (c,))
+            onward = Header(HeaderKind.TREE, header.origin, header.hops, (c,))
             served = list(self._served(c, header.origin, cell, classes))
             to: list[int] = []
             if self._plan.channels[c].pruning is Pruning.FILTER:
@@ -324,24 +328,24 @@ class Router:
                         notified.setdefault(host, []).append(c)
         for host in sorted(notified):
             channels = tuple(dict.fromkeys(notified[host]))
-            note = Header(Kind.NOTE, header.origin, header.hops, channels, target=host)
+            note = Header(HeaderKind.NOTE, header.origin, header.hops, channels, target=host)
             forwards.append(self._send(host, note))
-        return Decision(tuple(forwards), tuple(sorted(delivered)), matched)
+        return RouteDecision(tuple(forwards), tuple(sorted(delivered)), matched)
 
-    def _carried(self, header: Header, cell: int, classes: tuple[int, ...]) -> Decision:
+    def _carried(self, header: Header, cell: int, classes: tuple[int, ...]) -> RouteDecision:
         wanted, _ = read_carried(header.tree)
         forwards = tuple(self._branch(header, header.tree))
-        return Decision(forwards, self._at_host(header, cell, classes) if wanted else (), wanted)
+        return RouteDecision(forwards, self._at_host(header, cell, classes) if wanted else (), wanted)
 
     def _branch(self, header: Header, tree: bytes) -> Iterator[tuple[int, Header]]:
         for child, below in read_carried(tree)[1]:
             yield self._send(child, replace(header, tree=below), logical=False)
 
-    def _listed(self, header: Header, cell: int, classes: tuple[int, ...]) -> Decision:
+    def _listed(self, header: Header, cell: int, classes: tuple[int, ...]) -> RouteDecision:
         wanted = self.broker in header.destinations
         rest = [broker for broker in header.destinations if broker != self.broker]
         forwards = tuple(self._split(header, rest))
-        return Decision(forwards, self._at_host(header, cell, classes) if wanted else (), wanted)
+        return RouteDecision(forwards, self._at_host(header, cell, classes) if wanted else (), wanted)
 
     def _split(self, header: Header, destinations: list[int]) -> Iterator[tuple[int, Header]]:
         groups: dict[int, list[int]] = {}
@@ -350,10 +354,10 @@ class Router:
         for following, part in groups.items():
             yield self._send(following, replace(header, destinations=tuple(part)), logical=False)
 
-    def _copied(self, header: Header, cell: int, classes: tuple[int, ...]) -> Decision:
+    def _copied(self, header: Header, cell: int, classes: tuple[int, ...]) -> RouteDecision:
         if header.target != self.broker:
-            return Decision((self._onward(header),), (), matched=False)
-        return Decision((), self._at_host(header, cell, classes))
+            return RouteDecision((self._onward(header),), (), matched=False)
+        return RouteDecision((), self._at_host(header, cell, classes))
 
     def _onward(self, header: Header) -> tuple[int, Header]:
         """A copy's next step: on the channel's tree where it has one, else by next hop."""
@@ -394,7 +398,7 @@ class Router:
         hops = header.hops + 1
         if not logical:
             return to, replace(header, hops=hops)
-        way = self._plan.leg if header.kind is Kind.LEG else self._plan.path
+        way = self._plan.leg if header.kind is HeaderKind.LEG else self._plan.path
         path = way(self.broker, to)
         label = (self.broker, to) if len(path) > 2 else None
         return path[1], replace(header, hops=hops, label=label)
@@ -402,7 +406,7 @@ class Router:
     def _pass_on(self, header: Header) -> Iterator[tuple[int, Header]]:
         """The next crossing inside a path, by its label alone; none on a way that is not known here."""
         assert header.label is not None
-        path = self._shared.way(header.label, leg=header.kind is Kind.LEG)
+        path = self._shared.way(header.label, leg=header.kind is HeaderKind.LEG)
         if path is not None and self.broker in path:
             yield path[path.index(self.broker) + 1], replace(header, hops=header.hops + 1)
 

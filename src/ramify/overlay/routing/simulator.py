@@ -17,16 +17,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ramify.content.events.events import SIZE_BYTES
-from ramify.overlay.routing.headers import Header, Kind
+from ramify.overlay.routing.headers import Header, HeaderKind
 from ramify.overlay.routing.router import Frame, Router, RoutingPlan
 from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.plan import Plan
 
-__all__ = ["Simulated", "Simulator", "Step"]
+__all__ = ["Crossing", "SimulationResult", "Simulator"]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Crossing:
     """One message: an event crossing one link."""
 
     at_ms: float
@@ -36,7 +36,7 @@ class Step:
 
 
 @dataclass(slots=True)
-class Simulated:
+class SimulationResult:
     """What happened. Arrays are per link and direction, as in `Price`.
 
     `delivered` counts (event id, subscription id) pairs; `repeats` are hand-overs to a class that had the
@@ -73,7 +73,7 @@ class Simulator:
         self._routers: dict[int, Router] = {}
         m = len(plan.overlay.ends)
         messages, payload, wire, legs = np.zeros((4, m, 2), dtype=np.int64)
-        self.result = Simulated(messages, payload, wire, legs)
+        self.result = SimulationResult(messages, payload, wire, legs)
         self._overlay = plan.overlay
 
     def router(self, broker: int) -> Router:
@@ -82,7 +82,7 @@ class Simulator:
             self._routers[broker] = Router(self._routing, broker)
         return self._routers[broker]
 
-    def simulate_demand(self, demand: Demand) -> Simulated:
+    def simulate_demand(self, demand: Demand) -> SimulationResult:
         """Every pattern as one event that counts as many; event ids are pattern numbers."""
         for i in range(len(demand)):
             classes = tuple(demand[i].tolist())
@@ -98,16 +98,16 @@ class Simulator:
 
     def publish(
         self, origin: int, cell: int, classes: tuple[int, ...], *, event: str, count: int = 1, size: int = 0
-    ) -> list[Step]:
+    ) -> list[Crossing]:
         """One event from a broker to everyone it reaches; returns its messages in order of arrival."""
         visit = _Visit(self, {self._routing.hosts[k] for k in classes}, origin, event, count, size)
         flight: list[tuple[float, int, int, int | None, Header | None]] = [(0.0, 0, origin, None, None)]
-        steps: list[Step] = []
+        steps: list[Crossing] = []
         number = 0
         while flight:
             now, _, broker, sender, header = heapq.heappop(flight)
             if sender is not None and header is not None:
-                steps.append(Step(now, sender, broker, header))
+                steps.append(Crossing(now, sender, broker, header))
             decision = self.router(broker).decide(header, sender, cell, classes)
             visit.arrived(now, broker, decision.deliveries, decision.matched)
             for to, onward in decision.forwards:
@@ -121,7 +121,7 @@ class Simulator:
         ((pattern, _),) = self.router(0).patterns(event)
         return pattern
 
-    def simulate_events(self, batches: Iterable[pa.RecordBatch]) -> Simulated:
+    def simulate_events(self, batches: Iterable[pa.RecordBatch]) -> SimulationResult:
         """Batches of events, each published at its publisher's broker, frame by frame."""
         for batch in batches:
             names = batch.column("publisher").to_pylist()
@@ -191,7 +191,7 @@ class _Visit:
         done.messages[link, direction] += count
         done.payload[link, direction] += self._size
         done.wire[link, direction] += self._size + count * len(header.encode())
-        if header.kind is Kind.LEG:
+        if header.kind is HeaderKind.LEG:
             done.leg_messages[link, direction] += count
         done.link_duplicates += count * (link in self._links)
         self._links.add(link)

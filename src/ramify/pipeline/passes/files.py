@@ -40,7 +40,7 @@ from ramify.pipeline.session.local_files import lists_here, local_files
 from ramify.pipeline.session.session import is_connect, task_slots
 from ramify.planning.demand.pattern_arrays import NO_PANE
 
-__all__ = ["Conflict", "Files", "Listed", "absolute", "bundles", "cut", "listed"]
+__all__ = ["Conflict", "Files", "ListedFile", "absolute", "bundles", "cut", "listed"]
 
 PIECE_BYTES = 32 << 20
 """A piece of a file is at most this long, unless it cannot be cut."""
@@ -54,7 +54,7 @@ _HEADS, _HEADS_THROUGH_SPARK, _HEAD_ROWS = 64, 8, 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedFile:
     """A file that Spark found. `path` is Spark's: a URL, not percent-encoded."""
 
     path: str
@@ -95,7 +95,7 @@ class Files:
     root: str = ""
     piece_bytes: int = PIECE_BYTES
     given: tuple[str, ...] = ()
-    files: tuple[Listed, ...] = field(default=(), repr=False)
+    files: tuple[ListedFile, ...] = field(default=(), repr=False)
     empty: tuple[str, ...] = ()
     by_arrival: bool = False
 
@@ -251,7 +251,7 @@ def absolute(rejects: DataFrame, counted: DataFrame) -> DataFrame:
 # --- listing -----------------------------------------------------------------------------------------
 
 
-def listed(spark: SparkSession, paths: Sequence[str]) -> list[Listed]:
+def listed(spark: SparkSession, paths: Sequence[str]) -> list[ListedFile]:
     """The files that Spark sees at some paths, by path; hidden ones, such as `_SUCCESS`, it skips.
 
     Raises
@@ -271,10 +271,10 @@ def listed(spark: SparkSession, paths: Sequence[str]) -> list[Listed]:
     found = {**dict.fromkeys(names, 0), **lengths}
     if not found:
         raise InputError("there is no file in it with events; give another path", path=shown(paths[0]))
-    return [Listed(path, found[path]) for path in sorted(found)]
+    return [ListedFile(path, found[path]) for path in sorted(found)]
 
 
-def _listed_here(paths: Sequence[str]) -> list[Listed]:
+def _listed_here(paths: Sequence[str]) -> list[ListedFile]:
     """What `listed` gives, by this process alone; nothing where it takes Spark to tell."""
     found: dict[str, int] = {}
     for path in paths:
@@ -282,7 +282,7 @@ def _listed_here(paths: Sequence[str]) -> list[Listed]:
         if some is None:
             return []
         found |= some
-    return [Listed(path, found[path]) for path in sorted(found)]
+    return [ListedFile(path, found[path]) for path in sorted(found)]
 
 
 def _binary_files(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
@@ -315,9 +315,9 @@ def _resolved(path: str, here: bool) -> list[str]:
     return [_escaped(os.path.abspath(name)) for name in found] or [path]
 
 
-def _distinct(files: Sequence[Listed]) -> list[Listed]:
+def _distinct(files: Sequence[ListedFile]) -> list[ListedFile]:
     """Files that are the same behind their links once, under the first of their names."""
-    kept: dict[str, Listed] = {}
+    kept: dict[str, ListedFile] = {}
     for file in files:
         local = local_path(file.path) if file.path.startswith("file:") else None
         kept.setdefault(file.path if local is None else os.path.realpath(local), file)
@@ -345,7 +345,7 @@ def _bare(path: str) -> str:
     return os.path.normpath(path) if path.startswith("/") else path.rstrip("/")
 
 
-def _check_named(given: Sequence[str], found: Sequence[Listed]) -> None:
+def _check_named(given: Sequence[str], found: Sequence[ListedFile]) -> None:
     named = {_bare(path) for path in given}
     for file in found:
         if _bare(file.path) in named and LogKind.of(file.path) is None:
@@ -362,7 +362,7 @@ def _common_directory(paths: Sequence[str]) -> str:
 
 
 def cut(
-    files: Sequence[Listed], slots: int, piece_bytes: int = PIECE_BYTES, *, whole_lines: bool = False
+    files: Sequence[ListedFile], slots: int, piece_bytes: int = PIECE_BYTES, *, whole_lines: bool = False
 ) -> list[Piece]:
     """Pieces of all files, in order, of about the same length, and enough of them for all task slots.
 

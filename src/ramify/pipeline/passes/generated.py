@@ -40,7 +40,7 @@ from ramify.pipeline.session.failures import doing
 from ramify.pipeline.session.session import task_slots
 from ramify.workloads.workload import BLOCK_EVENTS, Workload
 
-__all__ = ["FORMS", "PIECE_EVENTS", "Form", "Generated", "Written", "below_data", "generate"]
+__all__ = ["FORMS", "PIECE_EVENTS", "Form", "GeneratedEvents", "GeneratedLog", "below_data", "generate"]
 
 Form: TypeAlias = Literal["parquet", "ndjson", "cloudevents"]
 FORMS: tuple[Form, ...] = get_args(Form)
@@ -57,7 +57,7 @@ _PARQUET_TIME = "spark.sql.parquet.outputTimestampType"
 
 
 @dataclass(frozen=True)
-class Generated:
+class GeneratedEvents:
     """The events of a workload, drawn where they are used: a source for a pass. Nothing is stored.
 
     Picklable and light: of the workload only what draws events is kept, no subscriptions and attachments.
@@ -84,7 +84,7 @@ class Generated:
         start: int = 0,
         count: int | None = None,
         piece_events: int = PIECE_EVENTS,
-    ) -> "Generated":
+    ) -> "GeneratedEvents":
         """Events `start` to `start + count - 1` of a workload; all from `start` when no count is given.
 
         `piece_events` is rounded up to whole blocks.
@@ -107,7 +107,7 @@ class Generated:
         """Up to a few million events."""
         return self.stop - self.start <= _SMALL_EVENTS
 
-    def only(self, paths: Collection[str]) -> "Generated":
+    def only(self, paths: Collection[str]) -> "GeneratedEvents":
         """The same events with these attributes alone."""
         kept = {path: kind for path, kind in self.schema.attributes.items() if path in paths}
         return replace(self, schema=EventSchema(kept))
@@ -136,7 +136,7 @@ class Generated:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class GeneratedLog:
     """What a log holds: events, files, and their bytes together."""
 
     events: int
@@ -153,7 +153,7 @@ def generate(
     files: int | None = None,
     overlay: Overlay | None = None,
     overwrite: bool = False,
-) -> Written:
+) -> GeneratedLog:
     """Write the events of a workload to `out`/events as a Spark job, and what planning needs beside them.
 
     `out` is a directory, or any URL that Spark can write. The rows depend on the workload alone; what a
@@ -184,7 +184,7 @@ def generate(
             _write_lines(spark, lines, where, local, name)
         length = spark.read.format("binaryFile").load(f"{where}/events").select("length")
         (found,) = length.agg(sf.count("length"), sf.sum("length")).collect()
-    return Written(workload.event_count, int(found[0]), int(found[1]))
+    return GeneratedLog(workload.event_count, int(found[0]), int(found[1]))
 
 
 def below_data(subscription: Subscription) -> Subscription:

@@ -1,6 +1,6 @@
 """One pass over the events of a source: read, match, count, in one step per task.
 
-Owns the pass and what comes out of it (`Reckoned`). A task reads its share of the source, matches it,
+Owns the pass and what comes out of it (`PassResult`). A task reads its share of the source, matches it,
 counts it into distinct patterns in a compiled hash table, and gives back the patterns and, beside them,
 what else is to be told: rejected records, pieces done, unknown publishers, spans of time. That small
 result is kept; Spark adds up equal patterns of different tasks. So events are read once, and no event
@@ -30,14 +30,14 @@ from ramify.pipeline.passes.sources import Chunk, Reject, Source
 from ramify.pipeline.passes.table_files import TABLES, spark_schema
 from ramify.planning.demand.pattern_arrays import PatternArrays
 from ramify.planning.demand.pattern_rows import PATTERNS, class_lists
-from ramify.planning.demand.tally import Counting, PatternTally
+from ramify.planning.demand.tally import PatternTally, TallySettings
 from ramify.planning.demand.windows import Span, Windows
 
 __all__ = [
     "PARTIAL",
     "Digest",
-    "Kind",
-    "Reckoned",
+    "PassKind",
+    "PassResult",
     "Totals",
     "partial_rows",
     "reckon",
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 
-class Kind(IntEnum):
+class PassKind(IntEnum):
     """What a row that comes out of a task is."""
 
     PATTERN = 0  # raw: many patterns, packed (`PatternArrays`); count: how many
@@ -113,7 +113,7 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class Reckoned:
+class PassResult:
     """What a pass found. The frames are computed from kept rows, not by reading the source again.
 
     Attributes
@@ -130,7 +130,7 @@ class Reckoned:
     spans: dict[int, Span]
     unknown: dict[tuple[int, str | None], int]
     unreached: dict[str, int]
-    counting: Counting
+    counting: TallySettings
     tag_filters: int
     _rows: DataFrame
     _pattern_rows: int
@@ -161,12 +161,12 @@ class Reckoned:
     @property
     def quarantine(self) -> DataFrame:
         """Records and parts of files that could not be used (table `quarantine`)."""
-        rejects = self._of(Kind.REJECTED, *_PLACE, "line", "reason", "detail", "raw", rows="count")
+        rejects = self._of(PassKind.REJECTED, *_PLACE, "line", "reason", "detail", "raw", rows="count")
         if self._unread:
             extra = _rows([_reject_row(reject) for reject in self._unread])
             made = rejects.sparkSession.createDataFrame(pa.Table.from_batches([extra]))
             rejects = rejects.union(made.withColumn("rows", sf.col("count")).select(rejects.columns))
-        pieces = self._of(Kind.PIECE, "file", "start", lines="position", rows_in="count")
+        pieces = self._of(PassKind.PIECE, "file", "start", lines="position", rows_in="count")
         return absolute(rejects, pieces).select(TABLES["quarantine"].schema.names)
 
     def first_rejects(self, most: int) -> tuple[dict[str, Any], ...]:
@@ -180,13 +180,13 @@ class Reckoned:
     def packed(self) -> DataFrame:
         """The patterns as tasks gave them (column `raw`, see `unpacked`), those of different tasks not
         added up: for a transform that does not mind, this saves the way through Java."""
-        return self._of(Kind.PATTERN, "raw")
+        return self._of(PassKind.PATTERN, "raw")
 
     def digests(self) -> DataFrame:
         """What the digest of the pass gave, as it came."""
-        return self._rows.where(sf.col("kind") == int(Kind.DIGEST))
+        return self._rows.where(sf.col("kind") == int(PassKind.DIGEST))
 
-    def _of(self, kind: Kind, *columns: str, **renamed: str) -> DataFrame:
+    def _of(self, kind: PassKind, *columns: str, **renamed: str) -> DataFrame:
         mine = self._rows.where(sf.col("kind") == int(kind))
         return mine.select(*columns, *(sf.col(name).alias(alias) for alias, name in renamed.items()))
 
@@ -214,17 +214,17 @@ def reckoned(
     spark: SparkSession,
     source: Source,
     filters: Sequence[Filter] | Shards,
-    counting: Counting,
+    counting: TallySettings,
     *,
     digest: Digest | None = None,
     partitions: int | None = None,
-) -> Iterator[Reckoned]:
+) -> Iterator[PassResult]:
     """Run a pass and keep its rows until the end of the `with` block. See `reckon`."""
     shards = filters if isinstance(filters, Shards) else ship_matcher(spark, filters)
     rows = _run(spark, source, shards, counting, digest, partitions)
     rows.persist()
     try:
-        large = [int(kind) for kind in (Kind.PATTERN, Kind.REJECTED, Kind.DIGEST)]
+        large = [int(kind) for kind in (PassKind.PATTERN, PassKind.REJECTED, PassKind.DIGEST)]
         told = _arrow(rows.where(~sf.col("kind").isin(large)))
         yield _gathered(told, rows, source, counting, shards.total - counting.classes)
     finally:
@@ -235,7 +235,7 @@ def reckon(
     spark: SparkSession,
     source: Source,
     filters: Sequence[Filter] | Shards,
-    counting: Counting,
+    counting: TallySettings,
     *,
     partitions: int | None = None,
 ) -> tuple[Windows, Totals]:
@@ -252,9 +252,9 @@ def reckon(
     shards = filters if isinstance(filters, Shards) else ship_matcher(spark, filters)
     rows = _run(spark, source, shards, counting, None, partitions)
     # One job and nothing kept: all that is wanted fits this process, patterns too.
-    told = _arrow(rows.where(sf.col("kind") != int(Kind.REJECTED)))
+    told = _arrow(rows.where(sf.col("kind") != int(PassKind.REJECTED)))
     found = _gathered(told, rows, source, counting, shards.total - counting.classes)
-    patterns = np.flatnonzero(np.asarray(told["kind"]) == int(Kind.PATTERN))
+    patterns = np.flatnonzero(np.asarray(told["kind"]) == int(PassKind.PATTERN))
     return found.windows_of(_unpacked(told["raw"], patterns)), found.totals
 
 
@@ -262,7 +262,7 @@ def _run(
     spark: SparkSession,
     source: Source,
     shards: Shards,
-    counting: Counting,
+    counting: TallySettings,
     digest: Digest | None,
     partitions: int | None,
 ) -> DataFrame:
@@ -284,7 +284,7 @@ class _Task:
 
     source: Source
     shards: Shards
-    counting: Counting
+    counting: TallySettings
     digest: Digest | None
 
     def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -315,7 +315,9 @@ class _Task:
             return
         for first in range(0, len(drained), _PACKED_PATTERNS):
             last = min(len(drained), first + _PACKED_PATTERNS)
-            yield _rows([{"kind": Kind.PATTERN, "raw": drained.packed(first, last), "count": last - first}])
+            yield _rows(
+                [{"kind": PassKind.PATTERN, "raw": drained.packed(first, last), "count": last - first}]
+            )
 
 
 def _is_enough(tally: PatternTally, seen: int) -> bool:
@@ -348,7 +350,7 @@ class _Told:
             self._faults += 1
             self.rejected.append(_reject_row(reject))
         for piece in chunk.counted:
-            place = {"kind": Kind.PIECE, "file": piece.file, "start": piece.start}
+            place = {"kind": PassKind.PIECE, "file": piece.file, "start": piece.start}
             self._pieces.append({**place, "position": piece.lines, "count": piece.rows_in})
 
     def drain(self) -> pa.RecordBatch:
@@ -360,18 +362,18 @@ class _Told:
         """Everything else, at the end."""
         rows: list[dict[str, Any]] = [*self._pieces]
         for (split, name), count in tally.unknown.items():
-            rows.append({"kind": Kind.UNKNOWN, "split": split, "client": name, "count": count})
+            rows.append({"kind": PassKind.UNKNOWN, "split": split, "client": name, "count": count})
         for split, span in tally.spans.items():
             times = {"start": span.first_us, "position": span.last_us}
-            rows.append({"kind": Kind.SPAN, "split": split, "count": span.events, **times})
+            rows.append({"kind": PassKind.SPAN, "split": split, "count": span.events, **times})
         for path, count in self._unreached.items():
-            rows.append({"kind": Kind.UNREACHED, "file": path, "count": count})
+            rows.append({"kind": PassKind.UNREACHED, "file": path, "count": count})
         read = {"count": self._good, "bytes": self._bad, "line": self._faults, "position": tally.thinned}
-        rows.append({"kind": Kind.READ, "start": patterns, **read})
+        rows.append({"kind": PassKind.READ, "start": patterns, **read})
         return _rows(rows)
 
 
-def partial_rows(kind: Kind, columns: pa.RecordBatch) -> pa.RecordBatch:
+def partial_rows(kind: PassKind, columns: pa.RecordBatch) -> pa.RecordBatch:
     """Some columns of `PARTIAL` as rows of it; the others are null."""
     rows = columns.num_rows
     arrays: list[Any] = []
@@ -401,7 +403,7 @@ def _unpacked(raw: Any, rows: Iterable[int]) -> PatternArrays:
 
 def _reject_row(reject: Reject) -> dict[str, Any]:
     given = {name: getattr(reject, name) for name in (*_PLACE, "line", "reason", "detail", "raw")}
-    return {"kind": Kind.REJECTED, **given, "count": reject.rows}
+    return {"kind": PassKind.REJECTED, **given, "count": reject.rows}
 
 
 def _with_destinations(host: npt.NDArray[np.int32]) -> Step:
@@ -442,36 +444,36 @@ def _lists(start: Any, values: Any) -> Any:
 
 
 def _gathered(
-    told: pa.Table, rows: DataFrame, source: Source, counting: Counting, tag_filters: int
-) -> Reckoned:
-    by_kind: dict[Kind, list[dict[str, Any]]] = {kind: [] for kind in Kind}
-    for row in told.filter(_unequal(told["kind"], int(Kind.PATTERN))).to_pylist():
-        by_kind[Kind(row["kind"])].append(row)
+    told: pa.Table, rows: DataFrame, source: Source, counting: TallySettings, tag_filters: int
+) -> PassResult:
+    by_kind: dict[PassKind, list[dict[str, Any]]] = {kind: [] for kind in PassKind}
+    for row in told.filter(_unequal(told["kind"], int(PassKind.PATTERN))).to_pylist():
+        by_kind[PassKind(row["kind"])].append(row)
     spans: dict[int, Span] = {}
-    for row in by_kind[Kind.SPAN]:
+    for row in by_kind[PassKind.SPAN]:
         spans.setdefault(row["split"], Span()).add(Span(row["count"], row["start"], row["position"]))
-    unknown = _summed(((row["split"], row["client"]), row["count"]) for row in by_kind[Kind.UNKNOWN])
-    unread = source.unread({row["file"] for row in by_kind[Kind.PIECE]})
-    packed = rows.where(sf.col("kind") == int(Kind.PATTERN)).select("raw")
+    unknown = _summed(((row["split"], row["client"]), row["count"]) for row in by_kind[PassKind.UNKNOWN])
+    unread = source.unread({row["file"] for row in by_kind[PassKind.PIECE]})
+    packed = rows.where(sf.col("kind") == int(PassKind.PATTERN)).select("raw")
     grouped = packed.mapInArrow(unpacked, spark_schema(PATTERNS)).groupBy(*_KEYS)
-    return Reckoned(
+    return PassResult(
         totals=_totals(by_kind, sum(unknown.values()), len(unread)),
         patterns=grouped.agg(sf.sum("count").alias("count"), sf.sum("bytes").alias("bytes")),
         spans=spans,
         unknown=unknown,
-        unreached=_summed((row["file"], row["count"]) for row in by_kind[Kind.UNREACHED]),
+        unreached=_summed((row["file"], row["count"]) for row in by_kind[PassKind.UNREACHED]),
         counting=counting,
         tag_filters=tag_filters,
         _rows=rows,
-        _pattern_rows=sum(row["start"] for row in by_kind[Kind.READ]),
+        _pattern_rows=sum(row["start"] for row in by_kind[PassKind.READ]),
         _unread=tuple(unread),
     )
 
 
-def _totals(by_kind: dict[Kind, list[dict[str, Any]]], unknown: int, unread: int) -> Totals:
+def _totals(by_kind: dict[PassKind, list[dict[str, Any]]], unknown: int, unread: int) -> Totals:
     columns = ("count", "bytes", "position", "line")
-    good, bad, thinned, faults = (sum(row[name] for row in by_kind[Kind.READ]) for name in columns)
-    pieces = by_kind[Kind.PIECE]
+    good, bad, thinned, faults = (sum(row[name] for row in by_kind[PassKind.READ]) for name in columns)
+    pieces = by_kind[PassKind.PIECE]
     rows_in = sum(row["count"] for row in pieces) if pieces else good + bad
     if rows_in != good + bad:
         raise SparkError(

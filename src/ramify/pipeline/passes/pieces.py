@@ -6,7 +6,7 @@ those of `ramify.content`. Knows no Spark: `files` lists, cuts and hands out the
 A file is cut at any bytes. Of JSON lines, a piece owns the lines that begin in it; of Parquet, the row
 groups that begin in it; what can only be read from its start (gzip, one JSON array) belongs to the first
 piece whole. So the pieces of a file give each record once, wherever it is cut, and counting lines and
-records by piece (`Counted`) tells afterwards which line of the file a line of a piece is.
+records by piece (`PieceCount`) tells afterwards which line of the file a line of a piece is.
 
 Damage is data. A record that is no event is a `Reject`, and so is a file that cannot be opened or breaks
 off: what came before it counts. Memory: one batch (a row group of Parquet), whatever the piece holds.
@@ -24,13 +24,13 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 
-from ramify.content.events.events import Decoded, EventSchema, Rejected
+from ramify.content.events.events import DecodedBatch, EventSchema, RejectedRecord
 from ramify.content.events.flatten import PLAIN, FieldMapping
 from ramify.content.events.framing import ARRAY_CUT_OFF, SNIFF_BYTES
 from ramify.content.events.parquet import ColumnsError, LostRows, parquet_schema, read_row_groups
 from ramify.content.events.readers import JsonForm, LogKind
 from ramify.errors import InputError
-from ramify.pipeline.passes.sources import Chunk, Counted, Reject
+from ramify.pipeline.passes.sources import Chunk, PieceCount, Reject
 
 __all__ = ["FileFault", "Piece", "PieceReader", "local_path", "merged", "shown"]
 
@@ -139,7 +139,7 @@ class PieceReader:
         except (_FaultError, InputError, OSError, EOFError, zlib.error):
             return None
 
-    def _json(self, piece: Piece, kind: LogKind, account: "_Account") -> Iterator[Decoded]:
+    def _json(self, piece: Piece, kind: LogKind, account: "_Account") -> Iterator[DecodedBatch]:
         if kind.gzipped and piece.start > 0:
             return
         with self._opened(piece) as stream:
@@ -159,7 +159,7 @@ class PieceReader:
             if part.error is not None:
                 raise _damage(part.error)
 
-    def _parquet(self, piece: Piece) -> Iterator[Decoded | LostRows]:
+    def _parquet(self, piece: Piece) -> Iterator[DecodedBatch | LostRows]:
         stop = piece.stop if piece.stop < piece.length else None
         with self._opened(piece) as stream:
             try:
@@ -243,7 +243,7 @@ class _Account:
         # Where the lines come from, when there are lines.
         self.part: _Part | None = None
 
-    def chunk(self, decoded: Decoded | LostRows, schema: EventSchema) -> Chunk:
+    def chunk(self, decoded: DecodedBatch | LostRows, schema: EventSchema) -> Chunk:
         """What some records became."""
         if isinstance(decoded, LostRows):
             lost = _FaultError(FileFault.DAMAGED_FILE, decoded.detail)
@@ -258,12 +258,12 @@ class _Account:
         self.rows_in += rows
         return Reject(self.file, self.piece.start, place, None, fault.reason, fault.detail, b"", rows)
 
-    def counted(self) -> Counted:
+    def counted(self) -> PieceCount:
         """What the piece held in all."""
         lines = 0 if self.part is None else self.part.lines
-        return Counted(self.file, self.piece.start, lines, self.rows_in)
+        return PieceCount(self.file, self.piece.start, lines, self.rows_in)
 
-    def _reject(self, found: Rejected) -> Reject:
+    def _reject(self, found: RejectedRecord) -> Reject:
         file, start = self.file, self.piece.start
         return Reject(file, start, found.position, found.line, str(found.reason), found.detail, found.raw)
 
@@ -357,7 +357,7 @@ class _Part:
         self.done = self.done or not chunk
         return chunk
 
-    def without_the_broken_record(self, decoded: Decoded) -> Decoded:
+    def without_the_broken_record(self, decoded: DecodedBatch) -> DecodedBatch:
         """What was decoded, but for the record that an error cut in two: the error stands for that."""
         if self.error is None or not decoded.rejected:
             return decoded

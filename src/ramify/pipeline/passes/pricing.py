@@ -25,14 +25,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from ramify.content.filters.filters import Filter
-from ramify.pipeline.passes.passes import Kind, Reckoned, Totals, partial_rows, reckoned
+from ramify.pipeline.passes.passes import PassKind, PassResult, Totals, partial_rows, reckoned
 from ramify.pipeline.passes.sources import Source
 from ramify.pipeline.passes.table_files import spark_schema
 from ramify.pipeline.session.session import task_slots
 from ramify.pipeline.session.shipping import ship, shipped, waiting_room
 from ramify.planning.demand.demand import Demand
 from ramify.planning.demand.splits import WHOLE, Split
-from ramify.planning.demand.tally import Counting, check_tags
+from ramify.planning.demand.tally import TallySettings, check_tags
 from ramify.planning.demand.windows import Span
 from ramify.planning.plans.adoption import adopt
 from ramify.planning.plans.check import check
@@ -57,7 +57,7 @@ class PricedLog:
     """
 
     price: Price
-    found: Reckoned
+    found: PassResult
 
     @property
     def totals(self) -> Totals:
@@ -106,7 +106,7 @@ def price_log(
     if problem is not None:
         plan = check(adopt(plan, problem), problem)
     attached = plan.attachments if attachments is None else attachments
-    counting = Counting.of(plan.classes, plan.overlay, attached, grid=plan.grid, split=split)
+    counting = TallySettings.of(plan.classes, plan.overlay, attached, grid=plan.grid, split=split)
     filters = [*plan.classes.filters, *tags]
     digest = _Pricing(_ship_plan(spark, plan))
     with reckoned(spark, source, filters, counting, digest=digest, partitions=partitions) as found:
@@ -131,11 +131,11 @@ def part_rows(plan: Plan, patterns: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """
     demand = Demand.of_rows(pa.Table.from_batches([patterns]))
     sums = pa.array([sums_of(plan, demand).to_bytes()], pa.binary())
-    yield partial_rows(Kind.DIGEST, pa.RecordBatch.from_arrays([sums], names=["raw"]))
+    yield partial_rows(PassKind.DIGEST, pa.RecordBatch.from_arrays([sums], names=["raw"]))
     sets = DestinationSets.of(demand, plan.classes).table().rename_columns(["classes", "bytes", "count"])
     keyed = sets.set_column(0, "classes", sets["classes"].cast(pa.binary()))
     for batch in keyed.to_batches():
-        yield partial_rows(Kind.DIGEST, batch)
+        yield partial_rows(PassKind.DIGEST, batch)
 
 
 def add_sums(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

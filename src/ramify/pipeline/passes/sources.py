@@ -1,6 +1,6 @@
 """Where a pass gets its events from: the form that all sources share, and Spark frames as one of them.
 
-Owns `Source`, the `Chunk` that a source hands to a pass, and `Rows`. Files are in `files`, generated
+Owns `Source`, the `Chunk` that a source hands to a pass, and `FrameSource`. Files are in `files`, generated
 events in `generated`. A source has two halves: `frame`, on the driver, says what is handed out to tasks;
 `read`, in a task, turns what it got into batches of events. A pass does both in one step with what follows
 (matching, counting), so that events never travel between Java and Python only to be looked at.
@@ -19,7 +19,7 @@ from ramify.content.events.events import BODY, FIXED_COLUMNS, NULLS, SIZE_BYTES,
 from ramify.errors import SchemaError
 from ramify.planning.demand.splits import Split
 
-__all__ = ["Chunk", "Counted", "Reject", "Rows", "Sampled", "Source", "fitted", "numbered"]
+__all__ = ["Chunk", "FrameSource", "PieceCount", "Reject", "SampledSource", "Source", "fitted", "numbered"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Reject:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class PieceCount:
     """What a piece of a file held, when it is done: lines (blank ones too) and records."""
 
     file: str
@@ -67,7 +67,7 @@ class Chunk:
     batch: pa.RecordBatch
     rejected: Sequence[Reject] = ()
     unaddressable: Mapping[str, int] = field(default_factory=dict)
-    counted: Sequence[Counted] = ()
+    counted: Sequence[PieceCount] = ()
     arrived: npt.NDArray[np.int64] | None = None
 
 
@@ -102,7 +102,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Rows:
+class FrameSource:
     """A Spark frame whose rows are events already.
 
     Missing fixed columns are filled: no publisher, no time, size 0. The frame must have an `id`; a row
@@ -114,7 +114,7 @@ class Rows:
     events: DataFrame | None
 
     @classmethod
-    def of(cls, events: DataFrame) -> "Rows":
+    def of(cls, events: DataFrame) -> "FrameSource":
         """A frame of events; its columns beyond the fixed ones are the attributes.
 
         Raises
@@ -140,14 +140,14 @@ class Rows:
         # The frame stays on the driver; a task gets its rows.
         return type(self), (self.schema, self.columns, None)
 
-    def only(self, paths: Collection[str]) -> "Rows":
+    def only(self, paths: Collection[str]) -> "FrameSource":
         """The frame with these attributes alone, and no bodies."""
         assert self.events is not None, "this half of the source is for tasks"
         kept = {name: kind for name, kind in self.schema.attributes.items() if name in paths}
         wanted = {*FIXED_COLUMNS.names, *kept} - {BODY}
         at = [i for i, name in enumerate(self.columns) if name in wanted]
         frame = numbered(self.events.select([f"c{i}" for i in at]))
-        return Rows(EventSchema(kept), tuple(self.columns[i] for i in at), frame)
+        return FrameSource(EventSchema(kept), tuple(self.columns[i] for i in at), frame)
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """The events themselves."""
@@ -168,7 +168,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SampledSource:
     """The events of another source that a split keeps: the same ones that a pass with that split counts."""
 
     source: Source
@@ -184,9 +184,9 @@ class Sampled:
         """As the source is."""
         return self.source.small
 
-    def only(self, paths: Collection[str]) -> "Sampled":
+    def only(self, paths: Collection[str]) -> "SampledSource":
         """The same with fewer attributes."""
-        return Sampled(self.source.only(paths), self.split)
+        return SampledSource(self.source.only(paths), self.split)
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """That of the source."""

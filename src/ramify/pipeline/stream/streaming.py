@@ -54,14 +54,14 @@ from ramify.content.filters.filters import Filter
 from ramify.durable import write_parquet
 from ramify.errors import InputError
 from ramify.pipeline.passes.matching import Shards, ship_matcher
-from ramify.pipeline.passes.passes import Reckoned, reckoned
-from ramify.pipeline.passes.sources import Rows
+from ramify.pipeline.passes.passes import PassResult, reckoned
+from ramify.pipeline.passes.sources import FrameSource
 from ramify.pipeline.passes.table_files import QUARANTINE, spark_schema
 from ramify.pipeline.session.failures import doing
 from ramify.pipeline.session.session import is_connect
 from ramify.pipeline.stream.panes import UNKNOWN, Facts, PaneStore
 from ramify.pipeline.stream.samples import FAULT, landed
-from ramify.planning.demand.tally import Counting
+from ramify.planning.demand.tally import TallySettings
 
 __all__ = ["PaneJob", "Sifting", "finish", "follow", "landed", "sift"]
 
@@ -72,7 +72,7 @@ def follow(
     spark: SparkSession,
     samples: DataFrame,
     filters: Sequence[Filter],
-    counting: Counting,
+    counting: TallySettings,
     out: str | Path,
     *,
     checkpoint: str | Path | None = None,
@@ -129,7 +129,7 @@ class PaneJob:
     """What is done with every micro-batch. Picklable: over Connect it runs in another process."""
 
     filters: Sequence[Filter]
-    counting: Counting
+    counting: TallySettings
     store: PaneStore
     about: Mapping[str, Any]
     paths: frozenset[str]
@@ -146,7 +146,7 @@ class PaneJob:
     def of(
         cls,
         filters: Sequence[Filter],
-        counting: Counting,
+        counting: TallySettings,
         out: str | Path,
         *,
         late_s: float,
@@ -210,7 +210,7 @@ class PaneJob:
     def _publish(self, number: int, facts: Facts, events: DataFrame, faults: pa.Table) -> None:
         assert self._session is not None, "a batch has come"
         assert self._shards is not None, "the matcher was sent"
-        with reckoned(self._session, Rows.of(events), self._shards, self.counting) as found:
+        with reckoned(self._session, FrameSource.of(events), self._shards, self.counting) as found:
             patterns = found.patterns.toArrow()
             unknown = _strangers(events, self.counting, found)
             totals = found.totals
@@ -395,7 +395,7 @@ class _Ids:
 # ---------------------------------------------------------------------------------- unknown publishers
 
 
-def _strangers(events: DataFrame, counting: Counting, found: Reckoned) -> pa.Table:
+def _strangers(events: DataFrame, counting: TallySettings, found: PassResult) -> pa.Table:
     """Events without a known broker per pane, which a pass tells per window of the split only.
 
     Costs nothing when there are none.
@@ -412,7 +412,7 @@ def _strangers(events: DataFrame, counting: Counting, found: Reckoned) -> pa.Tab
 class _Strangers:
     """In a task: counts the events whose publisher has no known broker. Picklable."""
 
-    counting: Counting
+    counting: TallySettings
 
     def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in rows:
@@ -455,7 +455,7 @@ def _lost(batch: pa.RecordBatch, brokers: Collection[str]) -> Any:
 # ------------------------------------------------------------------------------- what belongs together
 
 
-def _about(filters: Sequence[Filter], counting: Counting) -> dict[str, Any]:
+def _about(filters: Sequence[Filter], counting: TallySettings) -> dict[str, Any]:
     """What the numbers in panes depend on."""
     digest = hashlib.sha256(b"".join(one.key for one in filters))
     digest.update(np.packbits(np.asarray(counting.vacant, dtype=np.bool_)).tobytes())

@@ -54,7 +54,7 @@ from ramify.pipeline.tables.overlap_kernels import (
 )
 from ramify.pipeline.tables.selectivity import class_sums, compressed_rows
 
-__all__ = ["EXACT_CLASSES", "Overlap", "Sketch", "overlap"]
+__all__ = ["EXACT_CLASSES", "OverlapPairs", "Sketch", "overlap"]
 
 EXACT_CLASSES = 20_000
 """Up to how many classes overlap is exact unless asked otherwise."""
@@ -86,7 +86,7 @@ class Sketch:
 
 
 @dataclass(frozen=True, slots=True)
-class Overlap:
+class OverlapPairs:
     """The pairs that are alike enough, and how sure it is that none is missing.
 
     Attributes
@@ -113,7 +113,7 @@ def overlap(
     with_bytes: bool = False,
     exact: bool | None = None,
     sketch: Sketch | None = None,
-) -> Overlap:
+) -> OverlapPairs:
     """The pairs of classes with a common event and a Jaccard of at least `least`.
 
     With `contained`, also the pairs where one class shares at least that part of its own events: 1
@@ -129,7 +129,7 @@ def overlap(
         raise InputError(f"the least Jaccard must lie between 0 and 1; it is {least}")
     asked = _Asked(classes_count, least, 2.0 if contained is None else contained, with_bytes)
     if classes_count <= EXACT_CLASSES if exact is None else exact:
-        return Overlap(_exact_pairs(demand, asked), True, 1.0, 0)
+        return OverlapPairs(_exact_pairs(demand, asked), True, 1.0, 0)
     if least == 0 or contained is not None:
         raise InputError(
             f"overlap of {classes_count} classes is sketched, which finds similar pairs only: give a least "
@@ -138,7 +138,7 @@ def overlap(
     sketch, sums = sketch or Sketch(), _Sums.of(demand, classes_count)
     pairs = _sketched_pairs(demand, asked, sketch, sums).persist()
     recall, measured = _measured_recall(demand, pairs, asked, sketch, sums.events)
-    return Overlap(pairs, False, recall, measured)
+    return OverlapPairs(pairs, False, recall, measured)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,21 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ramify.planning.plans.plan import All, Cells, Channel, Expression, Holds, Match, Not, Path, Plan, Some
+from ramify.planning.plans.plan import (
+    All,
+    Cells,
+    Channel,
+    Expression,
+    Holds,
+    Match,
+    Negation,
+    Path,
+    Plan,
+    Some,
+)
 from ramify.planning.schemes.kyra.drift import Drift, drift
 
-__all__ = ["ChannelDiff", "Move", "PlanDiff", "diff"]
+__all__ = ["ChannelDiff", "ClassMove", "PlanDiff", "diff"]
 
 SHOWN = 3
 
@@ -42,7 +53,7 @@ class ChannelDiff:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class ClassMove:
     """Subscriptions of one class in both plans that changed channels together."""
 
     subscriptions: tuple[str, ...]
@@ -73,7 +84,7 @@ class PlanDiff:
     subscriptions_added: tuple[str, ...] = ()
     subscriptions_removed: tuple[str, ...] = ()
     subscriptions_changed: tuple[str, ...] = ()
-    moved: tuple[Move, ...] = ()
+    moved: tuple[ClassMove, ...] = ()
     clients: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
     paths: Mapping[Ends, tuple[tuple[str, ...] | None, tuple[str, ...] | None]] = field(
         default_factory=dict
@@ -210,7 +221,7 @@ class _View:
                 return "all", tuple(self._expression(part) for part in parts)
             case Some(parts):
                 return "some", tuple(self._expression(part) for part in parts)
-            case Not(part):
+            case Negation(part):
                 return "not", self._expression(part)
 
 
@@ -233,7 +244,7 @@ def _channel_diff(key: tuple[str, int], before: _View, after: _View) -> ChannelD
     return None if found == ChannelDiff(_name(key)) else found
 
 
-def _moves(before: _View, after: _View) -> Iterator[Move]:
+def _moves(before: _View, after: _View) -> Iterator[ClassMove]:
     """Subscriptions of both plans grouped by class and by what they left and joined."""
     was, now = _channels_of(before), _channels_of(after)
     groups: dict[tuple[int, tuple[str, ...], tuple[str, ...]], list[str]] = {}
@@ -244,7 +255,7 @@ def _moves(before: _View, after: _View) -> Iterator[Move]:
         if old != new:
             groups.setdefault((k, tuple(sorted(old - new)), tuple(sorted(new - old))), []).append(id_)
     for (_, left, joined), ids in groups.items():
-        yield Move(tuple(sorted(ids)), left, joined)
+        yield ClassMove(tuple(sorted(ids)), left, joined)
 
 
 def _channels_of(view: _View) -> dict[str, set[str]]:

@@ -50,13 +50,13 @@ from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.growth import (
     NO_GROWTH,
     Growth,
-    Opened,
+    OpenedChannel,
     flows_down,
     regrown,
     serving_broker,
     terms,
 )
-from ramify.planning.plans.lateness import Late
+from ramify.planning.plans.lateness import LateSubscription
 from ramify.planning.plans.layout import Hops, rooted_tree
 from ramify.planning.plans.plan import (
     AnyOf,
@@ -78,8 +78,8 @@ from ramify.planning.schemes.semcast.membership import left as semcast_left
 from ramify.planning.schemes.semcast.messages import tree_messages
 
 __all__ = [
-    "Change",
-    "Decision",
+    "ReplanDecision",
+    "Revision",
     "add_subscription",
     "delete_subscription",
     "is_semcast",
@@ -101,7 +101,7 @@ LOOKED_AT = 2_000
 
 
 @dataclass(frozen=True)
-class Change:
+class Revision:
     """The next revision of a plan.
 
     Attributes
@@ -121,7 +121,7 @@ class Change:
     channels: tuple[int, ...] = ()
     increase: float | None = None
     growth: Growth = NO_GROWTH
-    late: Late | None = None
+    late: LateSubscription | None = None
 
     @cached_property
     def tables(self) -> Mapping[int, BrokerChange]:
@@ -144,7 +144,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ReplanDecision:
     """Whether to install a re-plan: its saving, a share of the old cost, exceeds the threshold."""
 
     install: bool
@@ -162,7 +162,7 @@ def add_subscription(
     demand: Demand,
     matched: Bools | None = None,
     among: Container[int] | None = None,
-) -> Change:
+) -> Revision:
     """The plan with one more subscription. See the module.
 
     `matched` is bool[p]: the patterns of the demand that it matches; None is none of them. It joins its
@@ -187,15 +187,15 @@ def add_subscription(
     if joined:
         revived = joined if plan.classes.vacant[k] else ()
         late = late_in_class(plan, k, subscription)
-        return Change(plan, replace(plan, classes=classes), k, revived, late=late)
+        return Revision(plan, replace(plan, classes=classes), k, revived, late=late)
     if is_semcast(plan):
         return _semcast_added(plan, subscription, among)
     chosen, increase = _place(plan, classes, k, demand, matched)
     made = replace(plan, classes=classes, channels=_joined(plan, classes, k, chosen))
-    return Change(plan, made, k, chosen, increase)
+    return Revision(plan, made, k, chosen, increase)
 
 
-def delete_subscription(plan: Plan, id_: str) -> Change:
+def delete_subscription(plan: Plan, id_: str) -> Revision:
     """The plan without one subscription; any kind of plan. `InputError` for an id that it has not.
 
     The last member of a class takes it out of every table; see the module for what becomes of it.
@@ -205,8 +205,8 @@ def delete_subscription(plan: Plan, id_: str) -> Change:
     if left and is_semcast(plan):
         gone = semcast_left(plan, id_)
         growth = Growth(without=k, pruned=tuple(gone.removed.items()), closed=gone.vanished)
-        return Change(plan, undo(plan, id_, growth), k, left, growth=growth)
-    return Change(plan, replace(plan, classes=classes), k, left)
+        return Revision(plan, undo(plan, id_, growth), k, left, growth=growth)
+    return Revision(plan, replace(plan, classes=classes), k, left)
 
 
 def redo(
@@ -243,7 +243,7 @@ def undo(plan: Plan, id_: str, growth: Growth = NO_GROWTH) -> Plan:
     return replace(regrown(plan, growth) if growth else plan, classes=classes)
 
 
-def replan(old: Plan, new: Plan, demand: Demand, threshold: float) -> Decision:
+def replan(old: Plan, new: Plan, demand: Demand, threshold: float) -> ReplanDecision:
     """Install when (cost(old) - cost(new)) / cost(old) > threshold; a plan that costs nothing stays.
 
     Both are priced on the same demand, so they must number classes alike. Raises `PlanError` for a new
@@ -259,7 +259,7 @@ def replan(old: Plan, new: Plan, demand: Demand, threshold: float) -> Decision:
             [f"it leaves {after.undelivered} matches undelivered. Check it against its problem."],
         )
     saving = (before.cost - after.cost) / before.cost if before.cost > 0 else 0.0
-    return Decision(saving > threshold, before.cost, after.cost, saving)
+    return ReplanDecision(saving > threshold, before.cost, after.cost, saving)
 
 
 def _carrying(plan: Plan, k: int) -> tuple[int, ...]:
@@ -343,7 +343,7 @@ def is_semcast(plan: Plan) -> bool:
     return all(isinstance(c.admits.content, Holds) and flows_down(c) for c in plan.channels)
 
 
-def _semcast_added(plan: Plan, subscription: Subscription, among: Container[int] | None = None) -> Change:
+def _semcast_added(plan: Plan, subscription: Subscription, among: Container[int] | None = None) -> Revision:
     """It joins the channels of a hierarchy that covers it, or gets one of its own."""
     came = semcast_joined(plan, subscription, among=among)
     k, growth = came.class_id, NO_GROWTH
@@ -352,11 +352,11 @@ def _semcast_added(plan: Plan, subscription: Subscription, among: Container[int]
         assert channel.tree is not None
         assert channel.tree.root is not None
         links = tuple((int(u), int(v)) for u, v in channel.tree.links.tolist())
-        growth = Growth(opened=(Opened(channel.name, channel.tree.root, links, k, channel.pruning),))
+        growth = Growth(opened=(OpenedChannel(channel.name, channel.tree.root, links, k, channel.pruning),))
     elif came.channels:
         growth = Growth(like=(k, _beside(came.plan, came.reworded, k)), grown=tuple(came.added.items()))
     made = redo(plan, subscription, k, came.channels, growth)
-    return Change(plan, made, k, came.channels, growth=growth, late=came.late)
+    return Revision(plan, made, k, came.channels, growth=growth, late=came.late)
 
 
 def _beside(plan: Plan, channels: Sequence[int], k: int) -> int:

@@ -16,7 +16,7 @@ from ramify.content.filters.filters import Filter
 from ramify.content.filters.space import Grid
 from ramify.errors import InputError
 from ramify.network.graphs.overlay import Overlay
-from ramify.planning.choosing.weigh import UNDELIVERED, Row, Weights, auto
+from ramify.planning.choosing.weigh import UNDELIVERED, SchemeRow, Weights, auto
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.demand.windows import Windows
@@ -27,7 +27,7 @@ from ramify.planning.plans.problem import Problem
 from ramify.planning.pricing.bound import Yardstick
 from ramify.planning.pricing.price import MONTH_SECONDS, Price, Volume, price
 from ramify.planning.pricing.rules import Rules, broken
-from ramify.planning.pricing.sums import Spread
+from ramify.planning.pricing.sums import WeightedSpread
 from ramify.planning.schemes.catalog import MAIN, SCHEMES, make_plan, scheme_from
 from ramify.planning.schemes.scheme import Progress, silent
 from ramify.planning.schemes.shared.grids import grid_for
@@ -81,13 +81,13 @@ class Comparison:
     weights      what counted besides money, in the choice and in the saving
     """
 
-    rows: tuple[Row, ...]
-    today: Row
-    best: Row | None
+    rows: tuple[SchemeRow, ...]
+    today: SchemeRow
+    best: SchemeRow | None
     weights: Weights
 
     @property
-    def everything(self) -> tuple[Row, ...]:
+    def everything(self) -> tuple[SchemeRow, ...]:
         """All rows, today's among them, the cheapest on the validation window first."""
         return tuple(sorted((*self.rows, self.today), key=lambda row: row.score))
 
@@ -245,7 +245,7 @@ def _check_scale(sample: float, hours: float | None) -> None:
         raise InputError(f"hours = {hours}. Allowed: a number above 0.")
 
 
-def _judged(study: Study, row: Row) -> Row:
+def _judged(study: Study, row: SchemeRow) -> SchemeRow:
     """The row with the rules that its plan breaks on any event of the log. The plan is proved first."""
     if row.plan is None or row.train is None or row.validation is None or row.test is None:
         return row
@@ -267,7 +267,7 @@ def _together(whole: Demand, parts: Sequence[Price]) -> Price:
     def each(name: str) -> list[Any]:
         return [getattr(part, name) for part in parts]
 
-    unknown = Spread(nan, nan, nan)
+    unknown = WeightedSpread(nan, nan, nan)
     return replace(
         parts[0],
         volume=Volume(whole.events, whole.seconds, whole.factor, whole.tag_filters),
@@ -322,7 +322,7 @@ def _with_budget(spec: str, seconds: float | None) -> str:
     return f"{name}:{given}{',' if given else ''}seconds={seconds:g}"
 
 
-def _today(study: Study, today: str, weights: Weights, seconds: float | None, seed: int) -> Row:
+def _today(study: Study, today: str, weights: Weights, seconds: float | None, seed: int) -> SchemeRow:
     if _is_file(today):
         plan = check(adopt(read_plan(today), study.problem), study.problem)
         name = f"today ({plan.scheme}, {Path(today).name})"
@@ -336,10 +336,10 @@ def _today(study: Study, today: str, weights: Weights, seconds: float | None, se
         )
         for window in (study.problem.demand, study.validation, study.test)
     )
-    return Row(name, plan, train, judged, shown, score=weights.score(judged))
+    return SchemeRow(name, plan, train, judged, shown, score=weights.score(judged))
 
 
-def _beside(now: Row, row: Row) -> Row:
+def _beside(now: SchemeRow, row: SchemeRow) -> SchemeRow:
     """The row with the references of another on the same windows, so that they are computed once."""
     if row.train is None or row.validation is None or row.test is None:
         return row

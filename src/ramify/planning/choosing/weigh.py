@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from ramify.errors import InputError, RamifyError
 from ramify.planning.demand.demand import Demand
-from ramify.planning.plans.lateness import Late, TooLateError, late_subscriptions
+from ramify.planning.plans.lateness import LateSubscription, TooLateError, late_subscriptions
 from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
 from ramify.planning.pricing.bound import Yardstick
@@ -24,7 +24,7 @@ from ramify.planning.pricing.price import Price, price
 from ramify.planning.schemes.catalog import SCHEMES, make_plan, scheme_from
 from ramify.planning.schemes.scheme import Progress, silent
 
-__all__ = ["UNDELIVERED", "Outcome", "Row", "Rules", "Weights", "auto", "no_rules"]
+__all__ = ["UNDELIVERED", "Outcome", "Rules", "SchemeRow", "Weights", "auto", "no_rules"]
 
 Rules: TypeAlias = Callable[[Price], list[str]]
 """The names of the rules that a priced plan breaks."""
@@ -66,7 +66,7 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SchemeRow:
     """What became of one scheme.
 
     Attributes
@@ -89,10 +89,10 @@ class Row:
     seconds: float = 0.0
     broken: tuple[str, ...] = ()
     reason: str | None = None
-    refused: tuple[Late, ...] = ()
+    refused: tuple[LateSubscription, ...] = ()
 
     @property
-    def late(self) -> tuple[Late, ...]:
+    def late(self) -> tuple[LateSubscription, ...]:
         """Subscriptions that a plan within latency bounds serves, and later than they allow."""
         return () if self.plan is None else late_subscriptions(self.plan)
 
@@ -106,8 +106,8 @@ class Row:
 class Outcome:
     """All rows in the order tried, and the chosen one: None when no plan keeps every rule."""
 
-    rows: tuple[Row, ...]
-    chosen: Row | None
+    rows: tuple[SchemeRow, ...]
+    chosen: SchemeRow | None
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -141,7 +141,7 @@ def auto(
     demands = [problem.demand, validation, *([] if test is None else [test])]
     overlay, classes, access = problem.overlay, problem.classes, problem.access
     yardsticks = [Yardstick(overlay, classes, demand, access=access) for demand in demands]
-    rows: list[Row] = []
+    rows: list[SchemeRow] = []
     for name in names:
         shown = _within(progress, len(rows), len(names), name)
         rows.append(_tried(name, problem, yardsticks, weights or Weights(), seed, shown, keeps))
@@ -157,7 +157,7 @@ def _tried(
     seed: int,
     progress: Progress,
     keeps: Rules,
-) -> Row:
+) -> SchemeRow:
     began = perf_counter()
     progress(0.0, "plan")
     try:
@@ -166,12 +166,12 @@ def _tried(
         prices = [price(made, each.demand, each) for each in yardsticks]
     except RamifyError as error:
         refused = error.late if isinstance(error, TooLateError) else ()
-        return Row(name, seconds=perf_counter() - began, reason=str(error), refused=refused)
+        return SchemeRow(name, seconds=perf_counter() - began, reason=str(error), refused=refused)
     train, judged, *further = prices
     broken = keeps(judged)
     if judged.undelivered and UNDELIVERED not in broken:
         broken = [UNDELIVERED, *broken]
-    return Row(
+    return SchemeRow(
         name,
         made,
         train,

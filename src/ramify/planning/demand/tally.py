@@ -1,7 +1,7 @@
 """Counting events into distinct patterns, a batch at a time, with no Python per event.
 
-Owns what tells events apart (`Counting`) and the count itself (`PatternTally`). A task of the pipeline and
-a loop in one process count with the same code; `Tally` puts a matcher before it for the latter.
+Owns what tells events apart (`TallySettings`) and the count itself (`PatternTally`). A task of the pipeline
+and a loop in one process count with the same code; `Tally` puts a matcher before it for the latter.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,13 +34,13 @@ from ramify.planning.demand.pattern_rows import PATTERNS
 from ramify.planning.demand.splits import WHOLE, Split
 from ramify.planning.demand.windows import Span, Windows
 
-__all__ = ["NO_PANE", "Counting", "PatternTally", "Tally", "brokers_by_name", "check_tags", "tally"]
+__all__ = ["NO_PANE", "PatternTally", "Tally", "TallySettings", "brokers_by_name", "check_tags", "tally"]
 
 _FIRST_ROOM = 1024
 
 
 @dataclass(frozen=True)
-class Counting:
+class TallySettings:
     """What tells events apart. Small and picklable: a task needs nothing else to count.
 
     Attributes
@@ -74,7 +74,7 @@ class Counting:
     @classmethod
     def of(
         cls, classes: Classes, overlay: Overlay, attachments: Mapping[str, str], **more: Any
-    ) -> "Counting":
+    ) -> "TallySettings":
         """Count for some classes on an overlay; `more` are the other attributes."""
         return cls(len(classes), classes.vacant, brokers_by_name(overlay, attachments), **more)
 
@@ -85,7 +85,7 @@ class PatternTally:
     An event whose publisher has no known broker is left out and counted in `unknown`, per window and name.
     """
 
-    def __init__(self, counting: Counting) -> None:
+    def __init__(self, counting: TallySettings) -> None:
         self.counting = counting
         # events that are in no pattern, by (window, publisher)
         self.unknown: dict[tuple[int, str | None], int] = {}
@@ -269,7 +269,7 @@ class Tally:
         self._matcher = Matcher([*classes.filters, *tags])
         self._tag_filters = len(tags)
         how = {"grid": grid, "by_client": by_client, "split": split, "half_life_s": half_life_s}
-        counting = Counting.of(classes, overlay, attachments, **how)
+        counting = TallySettings.of(classes, overlay, attachments, **how)
         self._counted = PatternTally(counting)
         self._drained: list[pa.RecordBatch] = []
 

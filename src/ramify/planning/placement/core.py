@@ -30,7 +30,7 @@ from ramify.network.trees.steiner_kernels import tree_scratch
 from ramify.network.trees.trees import Tree, measured, minimum_spanning_tree, tree_lengths
 from ramify.planning.placement.core_kernels import MST, ONE_TREE, STEINER, Trees, fill_table, shortest
 from ramify.planning.placement.model import Placement, PlacementProblem
-from ramify.planning.placement.search_kernels import Given, State, fill_state
+from ramify.planning.placement.search_kernels import SearchProblem, SearchState, fill_state
 
 __all__ = ["MOST_TABLE", "Routing", "assess", "given_of", "state_of", "trees_of"]
 
@@ -120,17 +120,17 @@ def _on_tree(core: Overlay, tree: Tree) -> npt.NDArray[np.float64]:
     return measured(core, tree, "mean_price").distance(every[:, None], every[None, :]).astype(np.float64)
 
 
-def given_of(problem: PlacementProblem) -> Given:
+def given_of(problem: PlacementProblem) -> SearchProblem:
     """The problem's arrays as the loops take them."""
     rate, subscribed = problem.groups
-    return Given(rate, subscribed, problem.demand, problem.access_price, problem.room)
+    return SearchProblem(rate, subscribed, problem.demand, problem.access_price, problem.room)
 
 
-def state_of(problem: PlacementProblem, trees: Trees, at: npt.NDArray[np.int32]) -> State:
+def state_of(problem: PlacementProblem, trees: Trees, at: npt.NDArray[np.int32]) -> SearchState:
     """Where everybody is, and every sum and tree cost that follows from it."""
     brokers = len(problem.core)
     channels = problem.groups[0].shape[1]
-    state = State(
+    state = SearchState(
         at.astype(np.int32),
         np.zeros(brokers),
         np.zeros((brokers, channels), dtype=np.int32),

@@ -29,7 +29,7 @@ from ramify.planning.placement.capacity import require_room
 from ramify.planning.placement.core import assess
 from ramify.planning.placement.model import Placement, PlacementProblem
 
-__all__ = ["MOST_VARIABLES", "Exact", "exact_placement"]
+__all__ = ["MOST_VARIABLES", "ExactPlacement", "exact_placement"]
 
 MOST_VARIABLES = 100_000
 
@@ -37,7 +37,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Exact:
+class ExactPlacement:
     """A placement with what no other can beat."""
 
     placement: Placement
@@ -46,7 +46,7 @@ class Exact:
     optimal: bool
 
 
-def exact_placement(problem: PlacementProblem, *, seconds: float | None = None) -> Exact:
+def exact_placement(problem: PlacementProblem, *, seconds: float | None = None) -> ExactPlacement:
     """The best placement with Steiner trees in the core.
 
     `seconds` ends the search early with the best placement so far. Raises a proven `PlacementError` when
@@ -73,7 +73,7 @@ def exact_placement(problem: PlacementProblem, *, seconds: float | None = None) 
     bound = float(found.mip_dual_bound) if found.mip_dual_bound is not None else float(found.fun)
     placement = assess(problem, at, "steiner", "exact")
     scale = program.scale
-    return Exact(placement, bound * scale, float(relaxed.fun) * scale, found.status == 0)
+    return ExactPlacement(placement, bound * scale, float(relaxed.fun) * scale, found.status == 0)
 
 
 def _unpackable(problem: PlacementProblem) -> PlacementError:

@@ -1,9 +1,9 @@
 """Moving users between brokers, compiled: what a move changes, moves and swaps that pay.
 
-Owns `State`, a placement with the sums that its cost is made of, kept up to date move by move. A move of a
-user changes its access cost, where its rates start from, and the set of brokers of a sub-channel only where
-it is the last subscriber at the old broker or the first at the new one; so most moves are priced by two
-look-ups, and the others by the cached costs of the new sets.
+Owns `SearchState`, a placement with the sums that its cost is made of, kept up to date move by move. A
+move of a user changes its access cost, where its rates start from, and the set of brokers of a sub-channel
+only where it is the last subscriber at the old broker or the first at the new one; so most moves are
+priced by two look-ups, and the others by the cached costs of the new sets.
 """
 
 from typing import NamedTuple
@@ -15,8 +15,8 @@ from ramify.compiled import Int, compiled
 from ramify.planning.placement.core_kernels import Trees, has, joined, put
 
 __all__ = [
-    "Given",
-    "State",
+    "SearchProblem",
+    "SearchState",
     "cost_at",
     "dearest_that_pays",
     "fill_state",
@@ -33,7 +33,7 @@ Longs = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
 
-class Given(NamedTuple):
+class SearchProblem(NamedTuple):
     """The problem: `groups` of sub-channels, what users take, prices, and capacities with their slack."""
 
     rate: Floats
@@ -43,7 +43,7 @@ class Given(NamedTuple):
     room: Floats
 
 
-class State(NamedTuple):
+class SearchState(NamedTuple):
     """A placement and its sums.
 
     at        int32[u], the broker of each user
@@ -67,7 +67,7 @@ class State(NamedTuple):
 
 
 @compiled
-def fill_state(given: Given, trees: Trees, state: State) -> None:
+def fill_state(given: SearchProblem, trees: Trees, state: SearchState) -> None:
     """Everything from `state.at`."""
     state.load[:] = 0.0
     state.wanting[:] = 0
@@ -87,7 +87,7 @@ def fill_state(given: Given, trees: Trees, state: State) -> None:
 
 
 @compiled
-def cost_at(given: Given, state: State, u: Int, b: Int) -> float:
+def cost_at(given: SearchProblem, state: SearchState, u: Int, b: Int) -> float:
     """What user u costs at broker b while the sets stay as they are; inf where it may not be. O(T)."""
     if given.access[u, b] == np.inf:
         return np.inf
@@ -98,7 +98,7 @@ def cost_at(given: Given, state: State, u: Int, b: Int) -> float:
 
 
 @compiled
-def _new_set(trees: Trees, state: State, u: Int, b: Int, c: Int) -> float:
+def _new_set(trees: Trees, state: SearchState, u: Int, b: Int, c: Int) -> float:
     """Put the brokers that want sub-channel c once user u is at broker b into `state.row`; their tree."""
     state.row[:] = state.members[c]
     if state.wanting[state.at[u], c] == 1:
@@ -108,7 +108,7 @@ def _new_set(trees: Trees, state: State, u: Int, b: Int, c: Int) -> float:
 
 
 @compiled
-def _regrouped(given: Given, trees: Trees, state: State, u: Int, b: Int, c: Int) -> float:
+def _regrouped(given: SearchProblem, trees: Trees, state: SearchState, u: Int, b: Int, c: Int) -> float:
     """C2 of sub-channel c once user u, who wants it, is at broker b."""
     a, row = state.at[u], state.row
     whole = _new_set(trees, state, u, b, c)
@@ -131,7 +131,9 @@ def _regrouped(given: Given, trees: Trees, state: State, u: Int, b: Int, c: Int)
 
 
 @compiled
-def move_cost(given: Given, trees: Trees, state: State, u: Int, b: Int, limit: float) -> float:
+def move_cost(
+    given: SearchProblem, trees: Trees, state: SearchState, u: Int, b: Int, limit: float
+) -> float:
     """By how much the cost rises when user u moves to broker b; capacity is not looked at.
 
     Exact below `limit`, else inf. A tree that also joins a publisher's broker is taken to cost no less than
@@ -155,7 +157,7 @@ def move_cost(given: Given, trees: Trees, state: State, u: Int, b: Int, limit: f
 
 
 @compiled
-def move(given: Given, trees: Trees, state: State, u: Int, b: Int) -> None:
+def move(given: SearchProblem, trees: Trees, state: SearchState, u: Int, b: Int) -> None:
     """Move user u to broker b."""
     a = state.at[u]
     for c in range(given.rate.shape[1]):
@@ -179,7 +181,7 @@ def move(given: Given, trees: Trees, state: State, u: Int, b: Int) -> None:
 
 
 @compiled
-def _regroup(trees: Trees, state: State, c: Int) -> None:
+def _regroup(trees: Trees, state: SearchState, c: Int) -> None:
     """What depends on the set of sub-channel c, after it changed: a tree for each broker outside it."""
     whole = joined(trees, state.members[c])
     for x in range(len(state.load)):
@@ -193,7 +195,7 @@ def _regroup(trees: Trees, state: State, c: Int) -> None:
 
 
 @compiled
-def _hope(given: Given, trees: Trees, state: State, u: Int) -> float:
+def _hope(given: SearchProblem, trees: Trees, state: SearchState, u: Int) -> float:
     """The most that sub-channels may save because user u is the last who wants them at its broker.
 
     A tree without that broker costs less by the way from it to the nearest other member at most, since that
@@ -214,7 +216,7 @@ def _hope(given: Given, trees: Trees, state: State, u: Int) -> float:
 
 @compiled
 def moves_that_pay(
-    given: Given, trees: Trees, state: State, order: Longs, least: float, thorough: bool
+    given: SearchProblem, trees: Trees, state: SearchState, order: Longs, least: float, thorough: bool
 ) -> int:
     """Each user in turn goes to the broker with room where it saves most, if that is over `least`.
 
@@ -244,7 +246,7 @@ def moves_that_pay(
 
 @compiled
 def swaps_that_pay(
-    given: Given, trees: Trees, state: State, order: Longs, least: float, thorough: bool
+    given: SearchProblem, trees: Trees, state: SearchState, order: Longs, least: float, thorough: bool
 ) -> int:
     """Each user in turn changes places with the first user elsewhere for whom that saves over `least`.
 
@@ -285,7 +287,7 @@ def swaps_that_pay(
 
 
 @compiled
-def _swap(given: Given, trees: Trees, state: State, u: Int, v: Int, least: float) -> bool:
+def _swap(given: SearchProblem, trees: Trees, state: SearchState, u: Int, v: Int, least: float) -> bool:
     a, b = np.int64(state.at[u]), np.int64(state.at[v])
     more = given.demand[u] - given.demand[v]
     if state.load[b] + more > given.room[b] or state.load[a] - more > given.room[a]:
@@ -301,7 +303,7 @@ def _swap(given: Given, trees: Trees, state: State, u: Int, v: Int, least: float
 
 @compiled
 def dearest_that_pays(
-    given: Given, trees: Trees, state: State, broker: Int, willing: Bools, least: float
+    given: SearchProblem, trees: Trees, state: SearchState, broker: Int, willing: Bools, least: float
 ) -> tuple[int, int, float]:
     """Of a broker's users, from the most expensive on, the first that a move pays for by over `least`.
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.errors import PlanError
-from ramify.planning.plans.plan import All, Channel, Expression, Holds, Match, Not, Plan, Serves, Some
+from ramify.planning.plans.plan import All, Channel, Expression, Holds, Match, Negation, Plan, Serves, Some
 from ramify.planning.plans.problem import Problem
 
 __all__ = ["adopt"]
@@ -78,5 +78,5 @@ def _expression(expression: Expression, number: npt.NDArray[np.int32]) -> Expres
             return All(tuple(_expression(part, number) for part in parts))
         case Some(parts):
             return Some(tuple(_expression(part, number) for part in parts))
-        case Not(part):
-            return Not(_expression(part, number))
+        case Negation(part):
+            return Negation(_expression(part, number))

@@ -33,7 +33,7 @@ from ramify.planning.plans.plan import (
     Expression,
     Holds,
     Match,
-    Not,
+    Negation,
     Plan,
     Pruning,
     Some,
@@ -457,7 +457,7 @@ def _terms(expression: Expression) -> Iterator[frozenset[int]]:
         case All(parts) | Some(parts):
             for part in parts:
                 yield from _terms(part)
-        case Not(part):
+        case Negation(part):
             yield from _terms(part)
 
 

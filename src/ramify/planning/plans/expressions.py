@@ -15,7 +15,7 @@ not load kernels; `check` decides what forms imply. The definition is `plan.eval
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from ramify.planning.plans.plan import All, Expression, Holds, Match, Not, Plan, Some, evaluate
+from ramify.planning.plans.plan import All, Expression, Holds, Match, Negation, Plan, Some, evaluate
 
 __all__ = ["ChannelExpressions", "Form", "expressions_of", "ones"]
 
@@ -91,9 +91,9 @@ class ChannelExpressions:
             if isinstance(part, Match):
                 needs |= 1 << self._term(part)
                 continue
-            barred = list(_conjuncts(part.part)) if isinstance(part, Not) else []
+            barred = list(_conjuncts(part.part)) if isinstance(part, Negation) else []
             terms = [each for each in barred if isinstance(each, Match)]
-            if isinstance(part, Not) and len(terms) == len(barred):
+            if isinstance(part, Negation) and len(terms) == len(barred):
                 bars.append(sum({1 << self._term(each) for each in terms}))
             else:
                 rest.append(self._over_terms(part))
@@ -107,8 +107,8 @@ class ChannelExpressions:
                 return All(tuple(map(self._over_terms, parts)))
             case Some(parts):
                 return Some(tuple(map(self._over_terms, parts)))
-            case Not(part):
-                return Not(self._over_terms(part))
+            case Negation(part):
+                return Negation(self._over_terms(part))
 
     def _term(self, named: Match) -> int:
         key = tuple(sorted(set(named.classes)))

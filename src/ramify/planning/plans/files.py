@@ -39,7 +39,7 @@ from ramify.planning.plans.plan import (
     Expression,
     Holds,
     Match,
-    Not,
+    Negation,
     Plan,
     Pruning,
     Serves,
@@ -252,7 +252,7 @@ def _expression_out(expression: Expression) -> Any:
             return {"all": [_expression_out(part) for part in parts]}
         case Some(parts):
             return {"some": [_expression_out(part) for part in parts]}
-        case Not(part):
+        case Negation(part):
             return {"not": _expression_out(part)}
 
 
@@ -367,7 +367,7 @@ def _expression_in(given: Any, where: str, depth: int = 0) -> Expression:
         if name == "any" and isinstance(value, list) and _whole(value):
             return Match(tuple(value))
         if name == "not":
-            return Not(_expression_in(value, where, depth + 1))
+            return Negation(_expression_in(value, where, depth + 1))
         if name in ("all", "some") and isinstance(value, list):
             parts = tuple(_expression_in(part, where, depth + 1) for part in value)
             return All(parts) if name == "all" else Some(parts)

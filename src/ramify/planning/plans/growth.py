@@ -29,7 +29,7 @@ from ramify.planning.plans.plan import (
     Expression,
     Holds,
     Match,
-    Not,
+    Negation,
     Plan,
     Pruning,
     Serves,
@@ -41,7 +41,7 @@ __all__ = [
     "NO_GROWTH",
     "Growth",
     "Links",
-    "Opened",
+    "OpenedChannel",
     "flows_down",
     "mapped",
     "open_channel",
@@ -59,7 +59,7 @@ NEVER = Match(())
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedChannel:
     """A channel for events that match a class. They enter at the root of its tree."""
 
     name: str
@@ -87,7 +87,7 @@ class Growth:
     without: int = -1
     grown: tuple[tuple[int, Links], ...] = ()
     pruned: tuple[tuple[int, Links], ...] = ()
-    opened: tuple[Opened, ...] = ()
+    opened: tuple[OpenedChannel, ...] = ()
     closed: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
@@ -158,7 +158,7 @@ def terms(expression: Expression) -> list[Match]:
             return [expression]
         case All(parts) | Some(parts):
             return [term for part in parts for term in terms(part)]
-        case Not(part):
+        case Negation(part):
             return terms(part)
 
 
@@ -171,22 +171,22 @@ def mapped(expression: Expression, change: Callable[[Match], Match]) -> Expressi
             return All(tuple(mapped(part, change) for part in parts))
         case Some(parts):
             return Some(tuple(mapped(part, change) for part in parts))
-        case Not(part):
-            return Not(mapped(part, change))
+        case Negation(part):
+            return Negation(mapped(part, change))
 
 
 def simple(expression: Expression) -> Expression:
     """The same without terms that have no class left: never true. `NEVER` for what can never be."""
     match expression:
         case All(parts):
-            kept = tuple(part for part in map(simple, parts) if part != Not(NEVER))
+            kept = tuple(part for part in map(simple, parts) if part != Negation(NEVER))
             return NEVER if NEVER in kept else kept[0] if len(kept) == 1 else All(kept)
         case Some(parts):
             some = tuple(part for part in map(simple, parts) if part != NEVER)
             return NEVER if not some else some[0] if len(some) == 1 else Some(some)
-        case Not(part):
+        case Negation(part):
             inner = simple(part)
-            return inner.part if isinstance(inner, Not) else Not(inner)
+            return inner.part if isinstance(inner, Negation) else Negation(inner)
         case _:
             return expression
 
@@ -257,7 +257,9 @@ def _closed(channel: Channel) -> Channel:
     return replace(channel, admits=never, serves=_nobody(), tree=alone)
 
 
-def open_channel(plan: Plan, new: Opened, publishers: frozenset[int] | None = None) -> tuple[Channel, Legs]:
+def open_channel(
+    plan: Plan, new: OpenedChannel, publishers: frozenset[int] | None = None
+) -> tuple[Channel, Legs]:
     """A channel that serves nobody yet, and the legs to its root.
 
     It admits the publishers that the others admit, unless told. Legs are as fast as can be where the plan's

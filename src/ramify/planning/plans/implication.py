@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from ramify.errors import LimitError
 from ramify.planning.plans.expressions import ChannelExpressions, Form, ones
-from ramify.planning.plans.plan import All, Expression, Match, Not, Some
+from ramify.planning.plans.plan import All, Expression, Match, Negation, Some
 
 __all__ = ["FEW_TERMS", "MOST_TERMS", "Implication"]
 
@@ -81,7 +81,7 @@ def _named_in(expression: Expression) -> int:
             return 1 << term
         case All(parts) | Some(parts):
             return reduce(int.__or__, map(_named_in, parts), 0)
-        case Not(part):
+        case Negation(part):
             return _named_in(part)
     raise AssertionError(expression)
 
@@ -139,7 +139,7 @@ class _Tables:
                 return reduce(int.__and__, map(self._value, parts), self._all)
             case Some(parts):
                 return reduce(int.__or__, map(self._value, parts), 0)
-            case Not(part):
+            case Negation(part):
                 return self._all ^ self._value(part)
         raise AssertionError(expression)
 
@@ -207,7 +207,7 @@ def _parts(expression: Expression, true: int) -> _Parts:
             return _union(*(_parts(part, true) for part in parts))
         case Some(parts):
             return _negated(_union(*(_negated(_parts(part, true)) for part in parts)))
-        case Not(part):
+        case Negation(part):
             return _negated(_parts(part, true))
     raise AssertionError(expression)
 

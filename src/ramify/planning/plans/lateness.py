@@ -27,7 +27,7 @@ from ramify.planning.plans.plan import Channel, Plan
 
 __all__ = [
     "SHOWN",
-    "Late",
+    "LateSubscription",
     "TooLateError",
     "bounds_latency",
     "class_ms",
@@ -42,7 +42,7 @@ SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
+class LateSubscription:
     """A subscription at a broker that allows `bound_ms` and may wait for events up to `ms`."""
 
     id: str
@@ -59,7 +59,7 @@ class Late:
 class TooLateError(InputError):
     """Subscriptions whose latency bound cannot be kept; `late` holds all of them."""
 
-    def __init__(self, scheme: str, late: Iterable[Late]) -> None:
+    def __init__(self, scheme: str, late: Iterable[LateSubscription]) -> None:
         self.late = tuple(late)
         shown = "; ".join(map(str, self.late[:SHOWN]))
         more = len(self.late) - SHOWN
@@ -92,7 +92,7 @@ def leg_ms(
     return took
 
 
-def late_subscriptions(plan: Plan) -> tuple[Late, ...]:
+def late_subscriptions(plan: Plan) -> tuple[LateSubscription, ...]:
     """All that are late, by id; none on plans whose trees do not bound latency.
 
     O(brokers + legs) per channel that serves a bound.
@@ -102,7 +102,7 @@ def late_subscriptions(plan: Plan) -> tuple[Late, ...]:
     worst = class_ms(plan, np.flatnonzero(plan.classes.latency_ms < np.inf).tolist())
     names = plan.overlay.brokers
     found = [
-        Late(row.id, names[int(plan.classes.broker[k])], row.latency_ms, ms)
+        LateSubscription(row.id, names[int(plan.classes.broker[k])], row.latency_ms, ms)
         for k, ms in worst.items()
         for row in plan.classes.members[k]
         if row.latency_ms is not None and not keeps(ms, row.latency_ms)

@@ -31,7 +31,7 @@ from ramify.planning.plans.plan import (
     Expression,
     Holds,
     Match,
-    Not,
+    Negation,
     Path,
     Plan,
     Pruning,
@@ -48,7 +48,7 @@ __all__ = [
     "PRUNINGS",
     "Hops",
     "Layout",
-    "Tables",
+    "LayoutTables",
     "layout_of",
     "read_only",
     "rooted_tree",
@@ -64,7 +64,7 @@ Longs = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-class Tables(NamedTuple):
+class LayoutTables(NamedTuple):
     """What the kernels read. C channels, n brokers, c classes, H hops, E served entries."""
 
     hop_start: Longs  # [H + 1]
@@ -118,7 +118,7 @@ class Layout:
     """A plan with its tables. Make it with `layout_of`, which keeps it with the plan."""
 
     plan: Plan
-    tables: Tables
+    tables: LayoutTables
     trees: tuple[Tree | None, ...]
     hops: "Hops"
 
@@ -287,7 +287,7 @@ def _lay_out(plan: Plan) -> Layout:
     hop_start, hop_arc = hops.arcs()
     ends = plan.overlay.ends
     near = plan.overlay.adjacency
-    tables = Tables(
+    tables = LayoutTables(
         hop_start=hop_start,
         hop_arc=hop_arc,
         hop_weight=_summed(_per_arc(plan), hop_start, hop_arc),
@@ -321,7 +321,7 @@ def _lay_out(plan: Plan) -> Layout:
         set_cell=set_cell,
         serves_here=_serves_here(plan),
     )
-    return Layout(plan, Tables(*(read_only(table) for table in tables)), trees, hops)
+    return Layout(plan, LayoutTables(*(read_only(table) for table in tables)), trees, hops)
 
 
 def _summed(per_arc: Floats, hop_start: Longs, hop_arc: Ints) -> Floats:
@@ -468,11 +468,11 @@ def _program(form: Form) -> list[int]:
                 for part in parts:
                     put(part)
                 out.extend((OP_ALL if isinstance(expression, All) else OP_SOME, len(parts)))
-            case Not(part):
+            case Negation(part):
                 put(part)
                 out.append(OP_NOT)
 
-    bars = (Not(All(tuple(Match((term,)) for term in ones(bar)))) for bar in form.bars)
+    bars = (Negation(All(tuple(Match((term,)) for term in ones(bar)))) for bar in form.bars)
     parts = (*bars, *form.rest)
     if parts:
         put(All(parts))

@@ -52,7 +52,7 @@ __all__ = [
     "Expression",
     "Holds",
     "Match",
-    "Not",
+    "Negation",
     "Path",
     "Plan",
     "Pruning",
@@ -108,13 +108,13 @@ class Some:
 
 
 @dataclass(frozen=True, slots=True)
-class Not:
+class Negation:
     """True when the part is not."""
 
     part: "Expression"
 
 
-Expression: TypeAlias = Match | All | Some | Not
+Expression: TypeAlias = Match | All | Some | Negation
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,5 +344,5 @@ def evaluate(expression: Expression, matched: frozenset[int] | set[int]) -> bool
             return all(evaluate(part, matched) for part in parts)
         case Some(parts):
             return any(evaluate(part, matched) for part in parts)
-        case Not(part):
+        case Negation(part):
             return not evaluate(part, matched)

@@ -21,20 +21,27 @@ from ramify.planning.plans.plan import (
     Expression,
     Holds,
     Match,
-    Not,
+    Negation,
     Plan,
     Pruning,
     Some,
     Stamped,
 )
 
-__all__ = ["State", "admitting", "asked_classes", "between_entries", "routing_state", "toward_entry"]
+__all__ = [
+    "StoredFilters",
+    "admitting",
+    "asked_classes",
+    "between_entries",
+    "routing_state",
+    "toward_entry",
+]
 
 Ints = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class StoredFilters:
     """Stored filters.
 
     Attributes
@@ -49,7 +56,7 @@ class State:
     by_hop: tuple[float, ...]
 
 
-def routing_state(layout: Layout) -> State:
+def routing_state(layout: Layout) -> StoredFilters:
     """Count what every broker stores. O(channels * (brokers + classes * depth)), a bit per filter."""
     plan = layout.plan
     brokers = len(plan.overlay)
@@ -90,7 +97,7 @@ def routing_state(layout: Layout) -> State:
                     both[0] += int(stored[broker])
                     both[1] += 1
     by_hop = tuple(hop_sum[hop][0] / hop_sum[hop][1] for hop in sorted(hop_sum))
-    return State(np.bitwise_count(bits).sum(axis=1).astype(np.int64), entries, by_hop)
+    return StoredFilters(np.bitwise_count(bits).sum(axis=1).astype(np.int64), entries, by_hop)
 
 
 def _mask(filter_of: Ints, classes: npt.NDArray[np.int64], words: int) -> npt.NDArray[np.uint64]:
@@ -171,7 +178,7 @@ def asked_classes(channel: Channel) -> list[int]:
             case All(parts) | Some(parts):
                 for part in parts:
                     collect(part)
-            case Not(part):
+            case Negation(part):
                 collect(part)
 
     if isinstance(channel.admits.content, Holds):

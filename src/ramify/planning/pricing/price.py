@@ -23,9 +23,9 @@ from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.covering import covered_state
 from ramify.planning.plans.layout import Layout, layout_of
 from ramify.planning.plans.plan import Plan
-from ramify.planning.plans.state import State, routing_state
+from ramify.planning.plans.state import StoredFilters, routing_state
 from ramify.planning.pricing.bound import GB, References, Yardstick
-from ramify.planning.pricing.sums import Bits, Floats, Longs, Spread, Sums, sums_of
+from ramify.planning.pricing.sums import Bits, Floats, Longs, Sums, WeightedSpread, sums_of
 
 __all__ = [
     "MONTH_SECONDS",
@@ -92,8 +92,8 @@ class Price:
     entered: Bits
     published: Bits
     wanted: Bits
-    hops: Spread
-    ms: Spread
+    hops: WeightedSpread
+    ms: WeightedSpread
     given: Demand | None = field(default=None, repr=False)
 
     @property
@@ -181,7 +181,7 @@ class Price:
         return self.matchings / self.volume.events if self.volume.events else 0.0
 
     @cached_property
-    def state(self) -> State:
+    def state(self) -> StoredFilters:
         """Filters stored at each broker."""
         return routing_state(self.layout)
 

@@ -41,7 +41,7 @@ from ramify.network.graphs.overlay import Overlay
 from ramify.planning.demand.demand import MAX_TAGS
 from ramify.planning.pricing.price import MONTH_SECONDS, Price
 
-__all__ = ["Broken", "Residency", "Rules", "broken", "read_rules"]
+__all__ = ["BrokenRule", "Residency", "Rules", "broken", "read_rules"]
 
 MAX_FILE_BYTES = 1 << 24
 ROUNDING = 1e-9
@@ -150,7 +150,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class BrokenRule:
     """A rule that a plan breaks: its short name, and a sentence with limit, finding and place."""
 
     rule: str
@@ -160,7 +160,7 @@ class Broken:
         return f"{self.rule}: {self.sentence}"
 
 
-def broken(price: Price, rules: Rules) -> list[Broken]:
+def broken(price: Price, rules: Rules) -> list[BrokenRule]:
     """The rules that a priced plan breaks: latencies by class, then in the order of the rules.
 
     `InputError` for a place that the plan's overlay has not, and where a rate is asked of a demand whose
@@ -189,40 +189,40 @@ def broken(price: Price, rules: Rules) -> list[Broken]:
 # ----------------------------------------------------------------------------------------------- rules
 
 
-def _latencies(price: Price) -> Iterator[Broken]:
+def _latencies(price: Price) -> Iterator[BrokenRule]:
     classes, worst = price.plan.classes, price.class_ms
     for k in np.flatnonzero(_above(worst, classes.latency_ms)).tolist():
         host = price.overlay.brokers[classes.broker[k]]
         for row in classes.members[k]:
             if row.latency_ms is not None and _above(worst[k], row.latency_ms):
-                yield Broken(
+                yield BrokenRule(
                     f"latency: subscription {row.id}",
                     f"an event takes {worst[k]:g} ms to {row.id} at {host}; allowed: {row.latency_ms:g} ms",
                 )
 
 
-def _capacities(price: Price, rules: Rules) -> Iterator[Broken]:
+def _capacities(price: Price, rules: Rules) -> Iterator[BrokenRule]:
     per_second = price.per_month / MONTH_SECONDS
     for broker, limit in rules.capacity.items():
         rate = float(price.broker_bytes[price.overlay.index[broker]]) * per_second
         if _above(rate, limit):
-            yield Broken(
+            yield BrokenRule(
                 f"capacity: {broker}",
                 f"{broker} receives and sends {rate:,.6g} bytes per second; allowed: {limit:,.6g}",
             )
 
 
-def _quotas(price: Price, rules: Rules) -> Iterator[Broken]:
+def _quotas(price: Price, rules: Rules) -> Iterator[BrokenRule]:
     for (a, b), limit in rules.quotas.items():
         carried = float(price.wire[price.overlay.link_between(a, b)].sum()) * price.per_month
         if _above(carried, limit):
-            yield Broken(
+            yield BrokenRule(
                 f"quota: {a} - {b}",
                 f"the link {a} - {b} carries {carried:,.6g} bytes per month; allowed: {limit:,.6g}",
             )
 
 
-def _residencies(price: Price, rule: Residency, tag: int) -> Iterator[Broken]:
+def _residencies(price: Price, rule: Residency, tag: int) -> Iterator[BrokenRule]:
     """One sentence that tells apart where events are published, wanted, and merely passed through."""
     bit = np.uint64(1) << np.uint64(tag)
     forbidden = rule.forbids(price.overlay) & (price.entered & bit != 0)
@@ -240,7 +240,7 @@ def _residencies(price: Price, rule: Residency, tag: int) -> Iterator[Broken]:
         for text, at in parts.items()
         if at.any()
     ]
-    yield Broken(
+    yield BrokenRule(
         f"residency: {rule.name}",
         f"events where {rule.events} are at {int(forbidden.sum())} of the brokers that they may not be at: "
         + "; ".join(said),

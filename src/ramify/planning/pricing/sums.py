@@ -17,7 +17,7 @@ from ramify.planning.plans.plan import Plan
 from ramify.planning.pricing.charge_kernels import charge, settle
 from ramify.planning.pricing.walk import Crossings, Rides, Walker
 
-__all__ = ["Bits", "Distribution", "Floats", "Ints", "Longs", "Spread", "Sums", "sums_of"]
+__all__ = ["Bits", "Distribution", "Floats", "Ints", "Longs", "Sums", "WeightedSpread", "sums_of"]
 
 Floats = npt.NDArray[np.float64]
 Longs = npt.NDArray[np.int64]
@@ -26,7 +26,7 @@ Bits = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class WeightedSpread:
     """A distribution in three numbers, weighted by events. All zero when there is nothing."""
 
     mean: float
@@ -34,7 +34,7 @@ class Spread:
     max: float
 
     @classmethod
-    def of(cls, values: npt.NDArray[Any], weight: npt.NDArray[Any]) -> "Spread":
+    def of(cls, values: npt.NDArray[Any], weight: npt.NDArray[Any]) -> "WeightedSpread":
         """The 99th percentile is the least value that 99 % of the weight does not exceed."""
         seen = Distribution.of(values, weight)
         if not len(seen.value):
@@ -67,9 +67,9 @@ class Distribution:
         return self.of(*both)
 
     @property
-    def spread(self) -> Spread:
+    def spread(self) -> WeightedSpread:
         """It in three numbers."""
-        return Spread.of(self.value, self.weight)
+        return WeightedSpread.of(self.value, self.weight)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

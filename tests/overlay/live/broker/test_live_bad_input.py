@@ -20,11 +20,10 @@ from ramify.overlay.control.frames import encode_events
 from ramify.overlay.control.intake import ARROW_TYPE, BATCH_TYPE, EVENT_TYPE
 from ramify.overlay.control.names import inbox_prefix
 from ramify.overlay.control.records import Answer, decode
-from ramify.overlay.live.client.client import Client, RefusedError, RefusedFilterError, Subscription
-from ramify.overlay.live.wire.security import Client as ClientRole
-from ramify.overlay.live.wire.security import Router
+from ramify.overlay.live.client.client import Client, LiveSubscription, RefusedError, RefusedFilterError
+from ramify.overlay.live.wire.security import ClientRole, RouterRole
 from ramify.overlay.live.wire.streams import Endpoint, api, connect, ensure_lanes, ensure_streams
-from ramify.overlay.routing.headers import Header, Kind
+from ramify.overlay.routing.headers import Header, HeaderKind
 from ramify.planning.schemes.catalog import make_plan
 from running import Running, seeded_world
 
@@ -39,7 +38,7 @@ class Place:
         self.machine = machine_of(path, small_line(2), {"alice": "v0", "bob": "v0", "carol": "v1"})
         self.number = 0
         self.clients: dict[str, Client] = {}
-        self.carols: Subscription
+        self.carols: LiveSubscription
 
     async def open(self) -> None:
         self.clients = {name: await Client.at(self.path, name) for name in ("alice", "bob", "carol")}
@@ -98,7 +97,7 @@ class Place:
 
 
 async def rejected_at(url: str, ring: Any, broker: str, position: int) -> dict[str, str]:
-    role = Router(broker)
+    role = RouterRole(broker)
     connection = await connect(Endpoint(url, ring.pair(role).seed, role.inbox_prefix, "test"))
     try:
         async with asyncio.timeout(60):
@@ -182,7 +181,7 @@ def test_every_event_that_is_rejected_is_kept(place: Place) -> None:
     """Also those of one message with one reason, and those with ids that no header can hold."""
 
     async def scenario() -> None:
-        url, ring, role = place.machine.urls["v0"], place.machine.directory.ring, Router("v0")
+        url, ring, role = place.machine.urls["v0"], place.machine.directory.ring, RouterRole("v0")
         connection = await connect(Endpoint(url, ring.pair(role).seed, role.inbox_prefix, "test"))
 
         async def kept() -> int:
@@ -381,21 +380,21 @@ def test_frames_of_a_hostile_neighbour_are_rejected_and_good_ones_behind_arrive(
     readers = sorted({row.client for row in world.subscriptions if row.broker == "v1"})
     assert readers
     channel = next(c for c, ch in enumerate(plan.channels) if ch.tree is not None)
-    good = Header(Kind.TREE, 1 - here, 1, (channel,))
+    good = Header(HeaderKind.TREE, 1 - here, 1, (channel,))
 
     def headers(number: object, header: bytes, epoch: object = 0, **more: str) -> dict[str, str]:
         coded = base64.b64encode(header).decode()
         return {"L": str(number), "E": str(epoch), "H": coded, "N": "1", **more}
 
-    tree = Header(Kind.CARRIED, 0, 1, (channel,), tree=b"\x02\x01\x00").encode()
+    tree = Header(HeaderKind.CARRIED, 0, 1, (channel,), tree=b"\x02\x01\x00").encode()
     hostile: list[bytes] = [
-        Header(Kind.TREE, 1 - here, 1, (4711,)).encode(),
-        Header(Kind.TREE, 4711, 1, (channel,)).encode(),
-        Header(Kind.TREE, 1 - here, 255, (channel,)).encode(),
-        Header(Kind.LEG, 0, 1, (channel, 99), target=77).encode(),
-        Header(Kind.LIST, 0, 1, (channel,), destinations=(0, 99)).encode(),
-        Header(Kind.COPY, 0, 1, (channel,), target=1 << 30).encode(),
-        Header(Kind.TREE, 1 - here, 1, (channel,), label=(5, 9)).encode(),
+        Header(HeaderKind.TREE, 1 - here, 1, (4711,)).encode(),
+        Header(HeaderKind.TREE, 4711, 1, (channel,)).encode(),
+        Header(HeaderKind.TREE, 1 - here, 255, (channel,)).encode(),
+        Header(HeaderKind.LEG, 0, 1, (channel, 99), target=77).encode(),
+        Header(HeaderKind.LIST, 0, 1, (channel,), destinations=(0, 99)).encode(),
+        Header(HeaderKind.COPY, 0, 1, (channel,), target=1 << 30).encode(),
+        Header(HeaderKind.TREE, 1 - here, 1, (channel,), label=(5, 9)).encode(),
         tree,
         tree[:-1],
         b"",
@@ -406,7 +405,7 @@ def test_frames_of_a_hostile_neighbour_are_rejected_and_good_ones_behind_arrive(
         live = Running(world.overlay, world.attachments, tmp_path)
         try:
             await asyncio.gather(*(server.start() for server in live.servers.values()))
-            own = await connect(live.site.endpoint(Router("v0"), live.urls["v0"]))
+            own = await connect(live.site.endpoint(RouterRole("v0"), live.urls["v0"]))
             await ensure_streams(own, live.site.sizes)
             await ensure_lanes(own, ["v1"], ())
             live.install(0, plan)

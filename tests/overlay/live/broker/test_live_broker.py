@@ -8,7 +8,7 @@ import pytest
 
 from ramify.overlay.live.broker import inputs as inputs_module
 from ramify.overlay.live.broker.inputs import CLIENTS, Input, Inputs, reached
-from ramify.overlay.live.wire.pull import Pulled
+from ramify.overlay.live.wire.pull import PulledMessage
 
 
 class Buffer:
@@ -16,14 +16,14 @@ class Buffer:
 
     def __init__(self, *numbers: int, sequence: int = 0) -> None:
         self.buffer = deque(
-            Pulled(sequence or n, "ramify.publish.a", {"L": str(n)}, bytes(4), "") for n in numbers
+            PulledMessage(sequence or n, "ramify.publish.a", {"L": str(n)}, bytes(4), "") for n in numbers
         )
         self.all_wanted = False
 
-    def take(self) -> Pulled:
+    def take(self) -> PulledMessage:
         return self.buffer.popleft()
 
-    def put_back(self, pulled: Pulled) -> None:
+    def put_back(self, pulled: PulledMessage) -> None:
         self.buffer.appendleft(pulled)
 
     def want_all(self, on: bool) -> None:

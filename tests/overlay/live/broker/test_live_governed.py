@@ -15,29 +15,29 @@ import pytest
 from overseeing import Overseen, expected, overseen
 from ramify.content.events.events import Event, EventSchema, events_to_batch
 from ramify.content.filters.subscriptions import Subscription
-from ramify.overlay.control.epochs import Epochs, State
+from ramify.overlay.control.epochs import Epochs, EpochStage
 from ramify.overlay.control.frames import encode_events
-from ramify.overlay.control.intake import Published
+from ramify.overlay.control.intake import ClientMessage
 from ramify.overlay.control.names import LINK, token
 from ramify.overlay.control.records import (
     Answer,
+    FilterText,
+    ForwardedRequest,
     LiveEpoch,
-    Passed,
-    Problem,
+    Refusal,
     Request,
-    Spelled,
     decode,
     encode,
 )
-from ramify.overlay.control.revisions import Change, Changes
+from ramify.overlay.control.revisions import PlanChange, PlanChanges
 from ramify.overlay.control.steps import Node
 from ramify.overlay.live.broker.broker import BrokerConfig
 from ramify.overlay.live.broker.client_requests import check_request
-from ramify.overlay.live.broker.governed import Governed, GovernedConfig
+from ramify.overlay.live.broker.controlled import ControlledBroker, ControlledConfig
 from ramify.overlay.live.broker.log import SupersededError
 from ramify.overlay.live.broker.plan_cache import PlanCache
 from ramify.overlay.live.host.metrics import BrokerMetrics, metrics_text, serve_metrics
-from ramify.overlay.live.wire.security import Client
+from ramify.overlay.live.wire.security import ClientRole
 from ramify.overlay.live.wire.streams import Endpoint, connect
 from ramify.overlay.routing.router import Router, RoutingPlan
 from ramify.planning.choosing.revise import add_subscription
@@ -72,7 +72,7 @@ def test_plans_are_switched_under_load_drained_and_retired(tmp_path: Path) -> No
                 await live.until(lambda e=epoch: all(set(b.held) == {e} for b in live.brokers.values()))  # type: ignore[misc]
             await live.wires.until(len(WORLD.wanted()) * len(rounds))
             assert live.wires.delivered == expected(WORLD, *rounds)
-            assert live.leader.epochs.state(1) is State.RETIRED
+            assert live.leader.epochs.state(1) is EpochStage.RETIRED
             assert live.plans.read == len(plans), "brokers of a process share what they read"
 
     asyncio.run(scenario())
@@ -234,7 +234,7 @@ def test_a_change_of_the_plan_counts_once_it_is_confirmed(tmp_path: Path) -> Non
     row = Subscription("late", at.client, at.broker, sql="x >= 0 AND x < 7")
     none = Demand.of([])
     change = add_subscription(plan, row, none)
-    joined = Change(json.loads(row.to_json()), change.class_id, list(change.channels))
+    joined = PlanChange(json.loads(row.to_json()), change.class_id, list(change.channels))
     more = seeded_world(11, brokers=4, subscriptions=10, events=80)
     wanted = World(more.overlay, (*more.subscriptions, row), more.attachments, more.events)
 
@@ -242,7 +242,7 @@ def test_a_change_of_the_plan_counts_once_it_is_confirmed(tmp_path: Path) -> Non
         async with overseen(WORLD, tmp_path, plan) as live:
             live.wires.read(readers(WORLD))
 
-            async def confirmed(changes: list[Change]) -> None:
+            async def confirmed(changes: list[PlanChange]) -> None:
                 revision = await live.leader.revise({1: changes})
                 epochs = live.leader.epochs
                 await live.until(lambda: epochs.active_at(revision)[0] == set(live.brokers))
@@ -252,9 +252,9 @@ def test_a_change_of_the_plan_counts_once_it_is_confirmed(tmp_path: Path) -> Non
             await live.wires.until(len(wanted.wanted()))
             assert live.wires.delivered == expected(wanted, "/with")
             live.wires.delivered.clear()
-            await confirmed([Change(removed="late")])
+            await confirmed([PlanChange(removed="late")])
             # many at once
-            await confirmed([joined, Change(removed="late"), joined, Change(removed="late")])
+            await confirmed([joined, PlanChange(removed="late"), joined, PlanChange(removed="late")])
             await live.wires.publish(WORLD, "/without")
             await live.wires.until(len(WORLD.wanted()))
             assert live.wires.delivered == expected(WORLD, "/without")
@@ -272,8 +272,8 @@ def test_a_later_base_of_an_epoch_is_read_only_where_the_epoch_is_not_held() -> 
         row = Subscription(f"n{i}", at.client, at.broker, sql=f"x = {i} AND topic = 'a'")
         change = add_subscription(plan, row, Demand.of([]))
         plan = change.plan
-        one = Change(json.loads(row.to_json()), change.class_id, list(change.channels))
-        values[f"changes.{i}"] = encode(Changes(1, i + 1, [one]))
+        one = PlanChange(json.loads(row.to_json()), change.class_id, list(change.channels))
+        values[f"changes.{i}"] = encode(PlanChanges(1, i + 1, [one]))
         keys.append((i + 1, f"changes.{i}"))
         if i == 3:
             values["plans.new"] = encode_plan(plan)
@@ -310,7 +310,7 @@ def test_lanes_are_reported_only_with_no_step_begun_and_unfinished() -> None:
     config = BrokerConfig("v0", Endpoint("nats://127.0.0.1:1"), {"v1": Endpoint("nats://127.0.0.1:1")})
 
     async def scenario() -> None:
-        governed = Governed(GovernedConfig(config, Endpoint("nats://127.0.0.1:1")))
+        governed = ControlledBroker(ControlledConfig(config, Endpoint("nats://127.0.0.1:1")))
         broker: Any = governed.broker
         broker._log = SimpleNamespace(positions={"v1": 4})
         broker._ends, broker._counted = {"v1": 9}, {("v1", 3): 12}
@@ -335,7 +335,7 @@ def test_lanes_are_reported_only_with_no_step_begun_and_unfinished() -> None:
 
 async def ask(live: Overseen, client: str, body: bytes) -> Answer:
     url = live.wires.urls[live.site.clients[client]]
-    connection = await connect(live.site.endpoint(Client(client), url))
+    connection = await connect(live.site.endpoint(ClientRole(client), url))
     try:
         told = await connection.request(f"ramify.control.{token(client)}", body, timeout=30)
         return decode(told.data, Answer)
@@ -346,11 +346,11 @@ async def ask(live: Overseen, client: str, body: bytes) -> Answer:
 def test_requests_are_checked_passed_on_and_answered(tmp_path: Path) -> None:
     client = WORLD.subscriptions[0].client
     broker = WORLD.subscriptions[0].broker
-    wish = Request("subscribe", "mine", Spelled(sql="x = 1"), wait_s=0.5)
+    wish = Request("subscribe", "mine", FilterText(sql="x = 1"), wait_s=0.5)
 
     async def scenario() -> None:
         async with overseen(WORLD, tmp_path, make_plan("mult", WORLD.problem, 1)) as live:
-            assert (await ask(live, client, encode(wish))).error == Problem(
+            assert (await ask(live, client, encode(wish))).error == Refusal(
                 "no_coordinator", "no coordinator decides now (tried for 0.5 s). Ask again later."
             )
             await live.lead()
@@ -361,9 +361,9 @@ def test_requests_are_checked_passed_on_and_answered(tmp_path: Path) -> None:
             passed = live.leader.asked[-1]
             assert 0 <= passed.request.wait_s <= wish.wait_s, "it is asked in turns"
             whole = msgspec.structs.replace(passed.request, wait_s=wish.wait_s)
-            assert msgspec.structs.replace(passed, request=whole) == Passed(broker, client, wish)
+            assert msgspec.structs.replace(passed, request=whole) == ForwardedRequest(broker, client, wish)
             count = len(live.leader.asked)
-            refused = await ask(live, client, encode(Request("subscribe", "mine", Spelled(sql="x =="))))
+            refused = await ask(live, client, encode(Request("subscribe", "mine", FilterText(sql="x =="))))
             assert refused.error is not None
             assert refused.error.code == "bad_filter"
             assert len(live.leader.asked) == count, "nonsense stays here"
@@ -389,13 +389,13 @@ WIDE = " AND ".join(f"(a{i} = 1 OR b{i} = 2)" for i in range(16))
         (b'{"op": "list", "quota_bytes": 0}', "bad_request"),
         (b'{"op": "unsubscribe", "id": "' + b"x" * 300 + b'"}', "bad_request"),
         (b'{"op": "list", "id": "' + b"x" * (200 << 10) + b'"}', "limit"),
-        (encode(Request("subscribe", "a", Spelled(sql=WIDE))), "too_complex"),
+        (encode(Request("subscribe", "a", FilterText(sql=WIDE))), "too_complex"),
         (b"[" * 100_000, "bad_request"),
     ],
 )
 def test_a_bad_request_is_refused_with_its_code(data: bytes, code: str) -> None:
     found = check_request(data, "c", "v0", {})
-    assert isinstance(found, Problem)
+    assert isinstance(found, Refusal)
     assert found.code == code, found
 
 
@@ -421,7 +421,7 @@ def test_an_event_that_no_message_can_hold_is_rejected_and_the_others_proceed() 
     ]
     batch = events_to_batch(events, EventSchema({"x": "int64"}))  # type: ignore[dict-item]
     done = node.step(
-        [Published("p0", encode_events(batch), "application/vnd.apache.arrow.stream", "m", 1)], []
+        [ClientMessage("p0", encode_events(batch), "application/vnd.apache.arrow.stream", "m", 1)], []
     )
     assert {(r.event_id, r.reason) for r in done.rejected} == {("huge", "too_large")}
     assert done.outputs

@@ -19,7 +19,7 @@ from ramify.overlay.control.frames import LINK_LIMITS, decode_events
 from ramify.overlay.control.output import Output
 from ramify.overlay.live.broker import log as log_module
 from ramify.overlay.live.broker.inputs import CLIENTS, ROWS
-from ramify.overlay.live.broker.log import OutLog, RefusedError
+from ramify.overlay.live.broker.log import OutLog, WriteRefusedError
 from ramify.planning.schemes.catalog import make_plan
 from running import crossings, running, seeded_world
 from worlds import World
@@ -102,7 +102,7 @@ def test_an_event_that_the_server_refuses_is_rejected_and_the_others_go_on(
     async def refusing(self: OutLog, outputs: Any, positions: Any, epoch: int = 0) -> None:
         held = [decode_events(each.payload, LINK_LIMITS) for each in outputs if each.payload]
         if any(bad in events.column("id").to_pylist() for events in held):
-            raise RefusedError("header size exceeds the maximum")
+            raise WriteRefusedError("header size exceeds the maximum")
         await commit(self, outputs, positions, epoch)
 
     monkeypatch.setattr(OutLog, "commit", refusing)

@@ -13,8 +13,8 @@ from ramify.network.graphs.overlay import Link, Overlay
 from ramify.overlay.control.output import Output, value_pieces
 from ramify.overlay.live.broker import log as log_module
 from ramify.overlay.live.broker.log import FencedError, LogFullError, OutLog, SupersededError
-from ramify.overlay.live.host.site import Site
-from ramify.overlay.live.wire.security import Router
+from ramify.overlay.live.host.site import BrokerSite
+from ramify.overlay.live.wire.security import RouterRole
 from ramify.overlay.live.wire.streams import Sizes, api, connect, ensure_streams
 
 SMALL = Sizes(published=1 << 20, out=1 << 20, rejected=1 << 20, samples=1 << 20)
@@ -23,10 +23,10 @@ SMALL = Sizes(published=1 << 20, out=1 << 20, rejected=1 << 20, samples=1 << 20)
 @asynccontextmanager
 async def server(directory: Path) -> AsyncIterator[Nats]:
     overlay = Overlay.build("pair", ["a", "b"], [Link("a", "b", 1.0, 1.0, 1.0)])
-    site = Site(overlay, directory, {}, SMALL)
+    site = BrokerSite(overlay, directory, {}, SMALL)
     running = site.server("a")
     await running.start()
-    connection = await connect(site.endpoint(Router("a"), running.url))
+    connection = await connect(site.endpoint(RouterRole("a"), running.url))
     try:
         await ensure_streams(connection, SMALL)
         yield connection

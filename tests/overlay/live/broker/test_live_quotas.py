@@ -12,8 +12,16 @@ from test_live_governed import ask
 from overseeing import Overseen, overseen
 from ramify.content.filters.subscriptions import Subscription
 from ramify.overlay.control.names import DELIVER, token
-from ramify.overlay.control.records import Answer, ClientRecord, Held, Problem, Request, Spelled, encode
-from ramify.overlay.live.broker.quotas import Allowance, Unread, lane_bytes, overdue
+from ramify.overlay.control.records import (
+    Answer,
+    ClientRecord,
+    ClientSubscription,
+    FilterText,
+    Refusal,
+    Request,
+    encode,
+)
+from ramify.overlay.live.broker.quotas import Allowance, UnreadBytes, lane_bytes, overdue
 from ramify.overlay.live.wire.streams import api
 from ramify.planning.schemes.catalog import make_plan
 from running import seeded_world
@@ -34,7 +42,7 @@ MERGED = 64 << 10
     )
 )
 def test_unread_bytes_are_never_too_low_and_hardly_too_high(steps: list[tuple[str, str, int]]) -> None:
-    unread, sequence, floors = Unread(), 0, {"a": 0, "b": 0}
+    unread, sequence, floors = UnreadBytes(), 0, {"a": 0, "b": 0}
     written: dict[str, list[tuple[int, int]]] = {"a": [], "b": []}
     for kind, lane, number in steps:
         if kind == "wrote":
@@ -84,7 +92,10 @@ def test_whom_it_is_time_for(
 
 
 def test_an_allowance_is_the_largest_of_the_subscriptions() -> None:
-    held = {"a": Held(Spelled(sql="x=1"), 10, 99), "b": Held(Spelled(sql="x=2"), 20, 5)}
+    held = {
+        "a": ClientSubscription(FilterText(sql="x=1"), 10, 99),
+        "b": ClientSubscription(FilterText(sql="x=2"), 20, 5),
+    }
     assert Allowance.of(ClientRecord("c", "v", held)) == Allowance(20, 99)
     assert Allowance.of(None) == Allowance.of(ClientRecord("c", "v")) == Allowance()
 
@@ -117,7 +128,7 @@ async def lane(live: Overseen) -> tuple[int, dict[str, str]]:
     return found, await broker.last_headers(f"{DELIVER}.c0")
 
 
-RECORD = ClientRecord("c0", "v0", {"s0": Held(Spelled(sql=ALL["sql"]), 3_000, 3600)})
+RECORD = ClientRecord("c0", "v0", {"s0": ClientSubscription(FilterText(sql=ALL["sql"]), 3_000, 3600)})
 
 
 def test_past_its_quota_a_client_is_suspended_and_others_go_on(tmp_path: Path) -> None:
@@ -140,7 +151,9 @@ def test_past_its_quota_a_client_is_suspended_and_others_go_on(tmp_path: Path) -
         assert live.brokers["v0"].broker.counters.dropped >= len(WORLD.events)
         assert live.brokers["v0"].status().suspended == {"c0": "quota"}
         # it asks for more, and may have more
-        wider = ClientRecord("c0", "v0", {"s0": Held(Spelled(sql=ALL["sql"]), 1 << 20, 3600)})
+        wider = ClientRecord(
+            "c0", "v0", {"s0": ClientSubscription(FilterText(sql=ALL["sql"]), 1 << 20, 3600)}
+        )
         await live.leader.store.put("clients.c0", encode(wider), force=True)
         assert (await ask(live, "c0", encode(Request("resume")))).ok
         assert (await lane(live))[1]["X"] == ""
@@ -162,7 +175,7 @@ def test_a_suspension_survives_the_broker_and_is_told_until_the_leader_answers(t
         live.start_broker("v0")
         await live.until(lambda: live.brokers["v0"].guard.suspended == {"c0": "quota"})
         assert live.brokers["v0"].node.muted == {"c0"}
-        refusals = iter([Problem("unavailable", "busy"), Problem("no_coordinator", "none")])
+        refusals = iter([Refusal("unavailable", "busy"), Refusal("no_coordinator", "none")])
         live.leader.answer = lambda _: (
             Answer(error=problem) if (problem := next(refusals, None)) else Answer(ok=True)
         )
@@ -178,7 +191,7 @@ def test_a_suspension_survives_the_broker_and_is_told_until_the_leader_answers(t
 
 @pytest.mark.parametrize("reads", [False, True])
 def test_a_lease_is_renewed_by_reading(tmp_path: Path, reads: bool) -> None:
-    record = ClientRecord("c0", "v0", {"s0": Held(Spelled(sql=ALL["sql"]), 1 << 30, 2)})
+    record = ClientRecord("c0", "v0", {"s0": ClientSubscription(FilterText(sql=ALL["sql"]), 1 << 30, 2)})
 
     async def scenario(live: Overseen) -> None:
         guard = live.brokers["v0"].guard
@@ -195,7 +208,7 @@ def test_a_lease_is_renewed_by_reading(tmp_path: Path, reads: bool) -> None:
 
 
 def test_what_was_unread_before_a_restart_counts(tmp_path: Path) -> None:
-    record = ClientRecord("c0", "v0", {"s0": Held(Spelled(sql=ALL["sql"]), 1 << 30, 3600)})
+    record = ClientRecord("c0", "v0", {"s0": ClientSubscription(FilterText(sql=ALL["sql"]), 1 << 30, 3600)})
 
     async def scenario(live: Overseen) -> None:
         first = live.brokers["v0"].guard

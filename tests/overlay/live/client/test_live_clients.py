@@ -24,18 +24,18 @@ from project import EXAMPLES
 from ramify.content.events.events import Event, batch_to_events, events_to_batch
 from ramify.errors import FilterError, InputError, LimitError, LiveError
 from ramify.overlay.control.frames import Limits, decode_events, encode_events
-from ramify.overlay.control.intake import ARROW_TYPE, BATCH_TYPE, EVENT_TYPE, Published, take_in
-from ramify.overlay.control.records import Answer, Problem
-from ramify.overlay.live.client import incoming, lane
+from ramify.overlay.control.intake import ARROW_TYPE, BATCH_TYPE, EVENT_TYPE, ClientMessage, take_in
+from ramify.overlay.control.records import Answer, Refusal
+from ramify.overlay.live.client import inbox, lane
 from ramify.overlay.live.client.blocking import BlockingClient
 from ramify.overlay.live.client.client import (
     Client,
+    ClientAddress,
     ExistsError,
+    LiveSubscription,
     LostPositionError,
     NotEverywhereError,
-    Place,
     RefusedFilterError,
-    Subscription,
     SuspendedError,
     UnavailableError,
     UnknownSubscriptionError,
@@ -43,10 +43,9 @@ from ramify.overlay.live.client.client import (
     spelled,
 )
 from ramify.overlay.live.client.lane import LaneClient, LaneReader
-from ramify.overlay.live.client.outgoing import outgoing
-from ramify.overlay.live.wire.pull import Pulled
-from ramify.overlay.live.wire.security import Client as ClientRole
-from ramify.overlay.live.wire.security import new_user, read_seed
+from ramify.overlay.live.client.outbox import outgoing
+from ramify.overlay.live.wire.pull import PulledMessage
+from ramify.overlay.live.wire.security import ClientRole, new_user, read_seed
 from ramify.planning.schemes.catalog import make_plan
 from running import seeded_world
 
@@ -96,7 +95,7 @@ def test_whatever_is_published_is_cut_into_messages_that_a_broker_takes(
     got: list[Event] = []
     for message in messages:
         assert len(message.payload) <= 12 << 10
-        batch, rejected = take_in([Published("c", message.payload, message.content_type)], limits)
+        batch, rejected = take_in([ClientMessage("c", message.payload, message.content_type)], limits)
         assert not rejected
         assert batch is not None
         assert batch.num_rows == message.events
@@ -281,8 +280,8 @@ def test_an_event_for_a_subscription_that_is_made_later_waits_for_it(tmp_path: P
 def test_a_full_window_of_what_nobody_reads_is_an_error_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(incoming, "WINDOW_MESSAGES", 3)
-    monkeypatch.setattr(incoming, "_STALL_S", 0.3)
+    monkeypatch.setattr(inbox, "WINDOW_MESSAGES", 3)
+    monkeypatch.setattr(inbox, "_STALL_S", 0.3)
 
     async def scenario(at: LaneServer) -> None:
         async with at.client() as client:
@@ -426,13 +425,15 @@ class Scrambled:
         self.buffer = deque(map(self._message, first))
         self.resets = 0
 
-    def _message(self, number: int) -> Pulled:
+    def _message(self, number: int) -> PulledMessage:
         batch = events_to_batch([Event(f"e{number}")])
-        return Pulled(number, "", {"L": str(number), "F": '["s"]'}, encode_events(batch), str(number))
+        return PulledMessage(
+            number, "", {"L": str(number), "F": '["s"]'}, encode_events(batch), str(number)
+        )
 
     async def start(self) -> None: ...
 
-    def take(self) -> Pulled:
+    def take(self) -> PulledMessage:
         return self.buffer.popleft()
 
     async def reset(self) -> None:
@@ -593,7 +594,7 @@ def test_requests_say_what_was_asked_and_errors_what_was_answered(tmp_path: Path
                 ("suspended", SuspendedError),
                 ("new_code", LiveError),
             ]:
-                at.instead = [Answer(error=Problem(code, "because"))]
+                at.instead = [Answer(error=Refusal(code, "because"))]
                 with pytest.raises(kind, match="because") as refused:
                     await client.resume()
                 assert getattr(refused.value, "code") == code  # noqa: B009
@@ -681,7 +682,7 @@ def test_a_client_of_a_directory_is_found_by_its_name(tmp_path: Path) -> None:
     found = {"client": "a b", "broker": "v0", "url": "nats://h:1", "seed_file": str(key)}
     (tmp_path / "clients" / "a=20b.json").write_text(json.dumps(found))
     place = place_of(tmp_path, "a b")
-    assert place == Place("a b", "v0", "nats://h:1", key)
+    assert place == ClientAddress("a b", "v0", "nats://h:1", key)
     assert read_seed(place.seed_file).seed.startswith("SU")
     with pytest.raises(InputError, match="no client 'c'"):
         place_of(tmp_path, "c")
@@ -779,7 +780,7 @@ def test_over_real_brokers_every_subscription_gets_what_it_wants_once(tmp_path: 
     wanted = world.wanted()
     got: Counter[tuple[str, str]] = Counter()
 
-    async def read(subscription: Subscription) -> None:
+    async def read(subscription: LiveSubscription) -> None:
         async for event in subscription:
             got[event.id, subscription.id] += 1
 

@@ -12,11 +12,11 @@ import pytest
 from obedient import ACCOUNTS, Asker, Obedient, endpoint, obeying, until
 from ramify.errors import InputError, LiveError
 from ramify.overlay.control import registry
-from ramify.overlay.control.epochs import State as Life
+from ramify.overlay.control.epochs import EpochStage as Life
 from ramify.overlay.control.names import token
-from ramify.overlay.control.records import STATE, LinkCount, Request, Spelled, Status, decode, encode
+from ramify.overlay.control.records import STATE, FilterText, LinkCount, Request, Status, decode, encode
 from ramify.overlay.control.registry import Write
-from ramify.overlay.control.replan import Decided, Job
+from ramify.overlay.control.replan import PlanDecision, ReplanJob
 from ramify.overlay.live.coordinator.adaptation import Replanner
 from ramify.overlay.live.coordinator.coordinator import Coordinator, CoordinatorConfig, make_in_process
 from ramify.overlay.live.coordinator.term import Term
@@ -71,7 +71,7 @@ class Scene:
 
     async def subscribe(self, client: str, id_: str, sql: str, broker: str = "", wait_s: float = 30.0):  # type: ignore[no-untyped-def]
         at = broker or WORLD.attachments.get(client, BROKERS[3])
-        return await self.ask(at, client, Request("subscribe", id_, Spelled(sql), wait_s=wait_s))
+        return await self.ask(at, client, Request("subscribe", id_, FilterText(sql), wait_s=wait_s))
 
     async def end(self) -> None:
         await end_tasks(self.tasks.values())
@@ -324,9 +324,9 @@ async def report_cost(store: Store, epoch: int, per_byte: int, events: int = 2_0
         await store.put(f"status.{token(broker)}", encode(status), force=True)
 
 
-async def decisions(store: Store) -> list[Decided]:
+async def decisions(store: Store) -> list[PlanDecision]:
     keys = sorted(await store.keys("decisions"), key=lambda key: int(key.partition(".")[2]))
-    return [decode((await store.get(key))[0], Decided) for key in keys]  # type: ignore[index]
+    return [decode((await store.get(key))[0], PlanDecision) for key in keys]  # type: ignore[index]
 
 
 @pytest.mark.parametrize("still_live", [True, False])
@@ -459,9 +459,9 @@ def test_a_leader_that_was_overtaken_writes_nothing(tmp_path: Path) -> None:
 def test_making_plans_is_bounded_in_time(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         plan = make_plan("mst", WORLD.problem)
-        made = await make_in_process(Job(plan, ["explicit"], WORLD.demand, 0.0), 60)
+        made = await make_in_process(ReplanJob(plan, ["explicit"], WORLD.demand, 0.0), 60)
         assert made.plan is not None
         with pytest.raises(LiveError, match=r"more than 0\.05 s"):
-            await make_in_process(Job(plan, ["explicit"], WORLD.demand, 0.0), 0.05)
+            await make_in_process(ReplanJob(plan, ["explicit"], WORLD.demand, 0.0), 0.05)
 
     play(tmp_path, scenario)

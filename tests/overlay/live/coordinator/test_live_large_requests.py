@@ -13,10 +13,17 @@ from obedient import ACCOUNTS, Asker, endpoint, obeying
 from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, LimitError
 from ramify.overlay.control import registry
-from ramify.overlay.control.records import ClientRecord, Passed, Problem, Request, Spelled, encode
+from ramify.overlay.control.records import (
+    ClientRecord,
+    FilterText,
+    ForwardedRequest,
+    Refusal,
+    Request,
+    encode,
+)
 from ramify.overlay.control.registry import MOST_CHANGES_BYTES
-from ramify.overlay.control.requests import MOST_RECORD_BYTES, Rules, ask
-from ramify.overlay.control.revisions import Change
+from ramify.overlay.control.requests import MOST_RECORD_BYTES, RequestLimits, ask
+from ramify.overlay.control.revisions import PlanChange
 from ramify.overlay.live.broker.client_requests import check_request
 from ramify.overlay.live.coordinator import term
 from ramify.overlay.live.coordinator.coordinator import Coordinator, CoordinatorConfig
@@ -33,11 +40,11 @@ AT = BROKERS[3]
 
 
 def large(kind: str, id_: str, size: int) -> Request:
-    return Request(kind, id_, Spelled(f"word = '{id_}{'a' * size}'"), wait_s=30.0)
+    return Request(kind, id_, FilterText(f"word = '{id_}{'a' * size}'"), wait_s=30.0)
 
 
-def rules(most_bytes: int) -> Rules:
-    return Rules(frozenset({"v"}), {}, {}, lambda _: None, most_bytes=most_bytes)
+def rules(most_bytes: int) -> RequestLimits:
+    return RequestLimits(frozenset({"v"}), {}, {}, lambda _: None, most_bytes=most_bytes)
 
 
 ASKS = st.tuples(
@@ -54,7 +61,7 @@ def test_no_request_makes_a_record_longer_than_it_may_be(asked: list[tuple[str, 
     longest = most + 6 * len(',"suspended":"quota"')
     for op, id_, size in asked:
         request = large(op, id_, size)
-        done = ask(record, Passed("v", "c", request, "quota"), rules(most))
+        done = ask(record, ForwardedRequest("v", "c", request, "quota"), rules(most))
         if done.problem is not None and done.problem.code == "limit":
             assert op in ("subscribe", "advertise")
             assert done.record == record
@@ -66,8 +73,8 @@ def test_no_request_makes_a_record_longer_than_it_may_be(asked: list[tuple[str, 
 
 
 def test_a_request_that_is_made_again_is_not_refused_for_its_size() -> None:
-    record = ask(None, Passed("v", "c", large("subscribe", "a", 500)), rules(10_000)).record
-    again = ask(record, Passed("v", "c", large("subscribe", "a", 500)), rules(10))
+    record = ask(None, ForwardedRequest("v", "c", large("subscribe", "a", 500)), rules(10_000)).record
+    again = ask(record, ForwardedRequest("v", "c", large("subscribe", "a", 500)), rules(10))
     assert again.problem is None
 
 
@@ -75,9 +82,9 @@ def test_a_request_that_is_made_again_is_not_refused_for_its_size() -> None:
 def test_numbers_that_no_record_should_have_are_refused(number: int) -> None:
     request = msgspec.structs.replace(large("subscribe", "a", 1), quota_bytes=number)
     checked = check_request(msgspec.json.encode(request), "c", "v", {})
-    assert isinstance(checked, Problem)
+    assert isinstance(checked, Refusal)
     assert checked.code == "bad_request"
-    found = ask(None, Passed("v", "c", request), rules(10_000))
+    found = ask(None, ForwardedRequest("v", "c", request), rules(10_000))
     assert found.problem is not None
     assert found.problem.code == "bad_request"
 
@@ -87,14 +94,14 @@ def test_a_filter_beyond_a_limit_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -
         raise LimitError("too much of it")
 
     monkeypatch.setattr(Subscription, "parse", parse)
-    found = ask(None, Passed("v", "c", large("subscribe", "a", 1)), rules(10_000))
-    assert found.problem == Problem("too_complex", "too much of it")
+    found = ask(None, ForwardedRequest("v", "c", large("subscribe", "a", 1)), rules(10_000))
+    assert found.problem == Refusal("too_complex", "too much of it")
 
 
 @given(st.lists(st.integers(0, 3 * MOST_CHANGES_BYTES // 2), max_size=8))
 @settings(max_examples=30)
 def test_changes_are_cut_into_parts_that_a_server_takes(sizes: list[int]) -> None:
-    changes = [Change({"sql": "x" * size}, k) for k, size in enumerate(sizes)]
+    changes = [PlanChange({"sql": "x" * size}, k) for k, size in enumerate(sizes)]
     parts = registry._parts(changes)
     assert [change for part in parts for change in part] == changes
     for part in parts:
@@ -165,7 +172,7 @@ def test_a_revision_of_more_than_a_message_is_written_in_parts(tmp_path: Path) -
 def test_a_request_that_trips_over_a_fault_of_ours_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def trips(record: object, passed: Passed, rules: Rules):  # type: ignore[no-untyped-def]
+    def trips(record: object, passed: ForwardedRequest, rules: RequestLimits):  # type: ignore[no-untyped-def]
         if passed.client == "bad":
             raise ZeroDivisionError("ours")
         return ask(record, passed, rules)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from ramify.overlay.live.coordinator.adaptation import Replanner
 from ramify.overlay.live.host.directory import Directory
 from ramify.overlay.live.host.machine import Machine
 from ramify.overlay.live.host.server import Server, ServerConfig
-from ramify.overlay.live.wire.security import Client, accounts_config, new_user
+from ramify.overlay.live.wire.security import ClientRole, accounts_config, new_user
 from ramify.overlay.live.wire.store import Store
 from ramify.overlay.live.wire.streams import Endpoint
 from ramify.overlay.live.wire.tasks import end_tasks
@@ -115,7 +115,7 @@ async def _dearer(store: Store, events: int, sent: int) -> int:
 def test_the_key_of_another_kind_of_user_is_told_and_not_met_with_silence(tmp_path: Path) -> None:
     router, client = new_user(), new_user()
     accounts = accounts_config(router.public, {}, {"alice": client.public})
-    role = Client("alice")
+    role = ClientRole("alice")
 
     async def scenario() -> None:
         server = Server(ServerConfig("v0", tmp_path / "v0", accounts))

@@ -10,7 +10,15 @@ from test_live_coordinator import BROKERS, LIMIT_S, WORLD, Scene, agree, play, r
 from obedient import obeying, until
 from ramify.content.events.events import AttributeType
 from ramify.overlay.control.names import token
-from ramify.overlay.control.records import SHARE, Question, Request, Spelled, Told, decode, encode
+from ramify.overlay.control.records import (
+    SHARE,
+    FilterText,
+    Request,
+    ShareAnswer,
+    ShareQuestion,
+    decode,
+    encode,
+)
 from ramify.overlay.control.registry import client_key
 from ramify.overlay.control.shares import owner, owners
 from ramify.overlay.live.coordinator import shares
@@ -119,7 +127,7 @@ def test_lies_and_silence_of_a_standby_exclude_nobody(
 ) -> None:
     monkeypatch.setattr(shares, "_ANSWER_S", 0.3)
     monkeypatch.setattr(shares, "_QUIET_S", 0.0)
-    monkeypatch.setattr(shares.Sharer, "_answer", _lie)
+    monkeypatch.setattr(shares.ShareKeeper, "_answer", _lie)
     path = attribute("k1", ["k0", "k1"])
 
     async def scenario(scene: Scene) -> None:
@@ -140,21 +148,21 @@ def test_lies_and_silence_of_a_standby_exclude_nobody(
     play(tmp_path, scenario)
 
 
-LIES: list[Told | None] = [
-    Told(["n0/x", "n1/x", "n5/x"]),
-    Told(["nobody", ""]),
-    Told(["n0/x", "n1/x"]),
-    Told([]),
+LIES: list[ShareAnswer | None] = [
+    ShareAnswer(["n0/x", "n1/x", "n5/x"]),
+    ShareAnswer(["nobody", ""]),
+    ShareAnswer(["n0/x", "n1/x"]),
+    ShareAnswer([]),
     None,
-    Told(error="no idea"),
+    ShareAnswer(error="no idea"),
 ]
-LIE: list[Told | None] = [None]
+LIE: list[ShareAnswer | None] = [None]
 
 
-async def _lie(self: shares.Sharer, question: Question) -> Told:
+async def _lie(self: shares.ShareKeeper, question: ShareQuestion) -> ShareAnswer:
     if LIE[0] is None:
         await asyncio.sleep(1.0)
-        return Told()
+        return ShareAnswer()
     return LIE[0]
 
 
@@ -299,26 +307,26 @@ def test_a_standby_takes_over_the_schema_of_who_asks_and_refuses_nonsense(tmp_pa
             await until(lambda: sharer.share is not None and sharer.share.schema == SHARED)
             store = await scene.store()
 
-            async def ask(question: Question) -> Told:
+            async def ask(question: ShareQuestion) -> ShareAnswer:
                 data = encode(question)
                 answer = await store._nats.request(f"{SHARE}.{token('k1')}", data, timeout=LIMIT_S)
-                return decode(answer.data, Told)
+                return decode(answer.data, ShareAnswer)
 
             spelled = {name: str(kind) for name, kind in SHARED.items()}
-            good = await ask(Question("covering", spelled, filter=Spelled(f"{path} > 2")))
+            good = await ask(ShareQuestion("covering", spelled, filter=FilterText(f"{path} > 2")))
             assert good.ids == ["n/0", "n/1", "n/2"]
             for bad in (
-                Question("covering", spelled),
-                Question("covering", spelled, filter=Spelled("x >")),
-                Question("covering", spelled, filter=Spelled()),
-                Question("no such", spelled),
-                Question("kept", {"x": "no such type"}),
+                ShareQuestion("covering", spelled),
+                ShareQuestion("covering", spelled, filter=FilterText("x >")),
+                ShareQuestion("covering", spelled, filter=FilterText()),
+                ShareQuestion("no such", spelled),
+                ShareQuestion("kept", {"x": "no such type"}),
             ):
                 assert (await ask(bad)).error
             # one that is behind answers when it has caught up
             assert sharer.share is not None
             seen, sharer.share.revision = sharer.share.revision, 0
-            late = asyncio.create_task(sharer._answer(Question("kept", spelled, at=seen)))
+            late = asyncio.create_task(sharer._answer(ShareQuestion("kept", spelled, at=seen)))
             await asyncio.sleep(0.1)
             assert not late.done()
             sharer.share.revision = seen
@@ -327,7 +335,7 @@ def test_a_standby_takes_over_the_schema_of_who_asks_and_refuses_nonsense(tmp_pa
             assert (await scene.ask(BROKERS[4], "n", Request("unsubscribe", "1"))).ok
             found = await store.get(client_key("n"))
             assert found is not None
-            told = await ask(Question("kept", spelled, at=found[1]))
+            told = await ask(ShareQuestion("kept", spelled, at=found[1]))
             assert set(told.kept) == {"n/0", "n/2"}
 
     play(tmp_path, scenario)

@@ -17,7 +17,7 @@ from ramify.overlay.live.host.broker_files import (
     read_broker_file,
     write_broker_file,
 )
-from ramify.overlay.live.wire.security import KeyRing, Router
+from ramify.overlay.live.wire.security import KeyRing, RouterRole
 from ramify.overlay.live.wire.streams import Sizes
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
@@ -105,15 +105,15 @@ def test_what_is_wrong_is_named_with_the_file(tmp_path: Path, old: str, new: str
 
 def test_seeds_are_read_from_their_files_and_must_be_private(tmp_path: Path) -> None:
     ring = KeyRing(tmp_path / "keys")
-    pair = ring.pair(Router("v1"))
+    pair = ring.pair(RouterRole("v1"))
     path = tmp_path / "b.toml"
     path.write_text(GOOD.replace(':1"', ':1"\nseed_file = "keys/router-v1.nk"'))
     config = read_broker_file(path).config()
     assert config.broker.server.seed == pair.seed
     assert pair.seed not in repr(read_broker_file(path))
-    ring.path(Router("v1")).chmod(0o644)
+    ring.path(RouterRole("v1")).chmod(0o644)
     with pytest.raises(InputError, match="chmod 600"):
         read_broker_file(path).config()
-    ring.path(Router("v1")).unlink()
+    ring.path(RouterRole("v1")).unlink()
     with pytest.raises(InputError, match="no such key"):
         read_broker_file(path).config()

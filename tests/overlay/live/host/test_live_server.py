@@ -28,7 +28,7 @@ from ramify.overlay.live.host.server import (
     find_server,
     render,
 )
-from ramify.overlay.live.wire.security import Client, KeyPair, Tls, accounts_config, new_user
+from ramify.overlay.live.wire.security import ClientRole, KeyPair, Tls, accounts_config, new_user
 
 ROUTER = new_user()
 ACCOUNTS = accounts_config(ROUTER.public, {}, {})
@@ -247,7 +247,7 @@ def test_new_accounts_are_taken_while_it_runs(tmp_path: Path) -> None:
         with pytest.raises(nats.errors.Error, match=r"(?i)authorization"):
             await router(server, alice)
         await server.reload(accounts_config(ROUTER.public, {}, {"alice": alice.public}))
-        client = await router(server, alice, inbox_prefix=Client("alice").inbox_prefix)
+        client = await router(server, alice, inbox_prefix=ClientRole("alice").inbox_prefix)
         await client.request("ramify.publish.alice", b"x", timeout=WAIT_S)
         assert (await nc.jetstream().stream_info("IN")).state.messages == 1
         with pytest.raises(ServerError, match="did not take its new accounts"):

@@ -20,7 +20,7 @@ from ramify.content.events.events import Event
 from ramify.content.filters.subscriptions import Subscription
 from ramify.network.graphs.files import write_overlay
 from ramify.overlay.control.names import CONTROL, token
-from ramify.overlay.control.records import Answer, Request, Spelled, decode, encode, subscription_of
+from ramify.overlay.control.records import Answer, FilterText, Request, decode, encode, subscription_of
 from ramify.overlay.live.broker.matchmaker import Matchmaker, MatchmakerConfig
 from ramify.overlay.live.client.client import Client, ExistsError
 from ramify.overlay.live.host.broker_files import (
@@ -30,26 +30,25 @@ from ramify.overlay.live.host.broker_files import (
     read_broker_file,
     write_broker_file,
 )
-from ramify.overlay.live.wire.security import Client as ClientRole
-from ramify.overlay.live.wire.security import Neighbour, Role, Router
+from ramify.overlay.live.wire.security import ClientRole, NeighbourRole, Role, RouterRole
 from ramify.overlay.live.wire.streams import api, connect
 from ramify.overlay.live.wire.tasks import end_tasks
 from ramify.overlay.matchmaking.places import PER_SOURCE, SHARED, places_of_overlay
-from ramify.overlay.matchmaking.simulate import Network
+from ramify.overlay.matchmaking.simulate import MatchNetwork
 from ramify.overlay.matchmaking.step import OUTSIDE
 from running import SMALL, Running, seeded_world
 from worlds import FILTERS, SCHEMA, World
 
-ALL = Spelled(sql="topic IS NOT NULL")
+ALL = FilterText(sql="topic IS NOT NULL")
 
 
-def spelled(row: Mapping[str, Any]) -> Spelled:
+def spelled(row: Mapping[str, Any]) -> FilterText:
     words = row.get("keywords")
     pattern = None if "pattern" not in row else {"x": [{"numeric": [">", 6]}]}
-    return Spelled(row.get("sql"), pattern, None if words is None else list(words))
+    return FilterText(row.get("sql"), pattern, None if words is None else list(words))
 
 
-def holds(filter_: Spelled, event: Event) -> bool:
+def holds(filter_: FilterText, event: Event) -> bool:
     return subscription_of("c", "b", "i", filter_).parse(SCHEMA.attributes).holds(event.values)
 
 
@@ -57,8 +56,8 @@ def holds(filter_: Spelled, event: Event) -> bool:
 class Asked:
     """What clients have asked for, from their side."""
 
-    ads: dict[tuple[str, str], Spelled] = field(default_factory=dict)
-    subs: dict[tuple[str, str], Spelled] = field(default_factory=dict)
+    ads: dict[tuple[str, str], FilterText] = field(default_factory=dict)
+    subs: dict[tuple[str, str], FilterText] = field(default_factory=dict)
 
     def inside(self, event: Event) -> bool:
         return any(holds(f, event) for (client, _), f in self.ads.items() if client == event.publisher)
@@ -113,10 +112,10 @@ class Matching(Running):
                 if answer.error is None or answer.error.code != "unavailable":
                     return answer
 
-    async def done(self, client: str, op: str, id_: str, filter_: Spelled | None = None) -> None:
+    async def done(self, client: str, op: str, id_: str, filter_: FilterText | None = None) -> None:
         answer = await self.ask(client, Request(op, id_, filter_))
         assert answer.ok, answer
-        kept: dict[tuple[str, str], Spelled] = self.asked.ads if "advert" in op else self.asked.subs
+        kept: dict[tuple[str, str], FilterText] = self.asked.ads if "advert" in op else self.asked.subs
         if filter_ is None:
             kept.pop((client, id_))
         else:
@@ -139,7 +138,7 @@ class Matching(Running):
 
     def check_channels(self) -> None:
         """The channels and marks are those of the simulator, told the same descriptors in one go."""
-        network = Network(self.places.values())
+        network = MatchNetwork(self.places.values())
         for name, made in self.made.items():
             network.advertise(name, *made.node.match.state.own_ads.values())
             network.subscribe(name, *made.node.match.state.own_subs.values())
@@ -153,7 +152,7 @@ class Matching(Running):
         """Ids of events that were rejected for lying outside."""
         found: Counter[str] = Counter()
         for name, url in self.urls.items():
-            own = await connect(self.site.endpoint(Router(name), url))
+            own = await connect(self.site.endpoint(RouterRole(name), url))
             state: Any = (await api(own, "STREAM.INFO.REJECTED", {}))["state"]
             for place in range(max(1, state["first_seq"]), state["last_seq"] + 1):
                 message = await own.jetstream().get_msg("REJECTED", place)
@@ -309,12 +308,12 @@ def test_routers_and_servers_that_end_lose_and_double_nothing(tmp_path: Path, tr
     asyncio.run(scenario())
 
 
-def _of(row: Subscription) -> Spelled:
+def _of(row: Subscription) -> FilterText:
     keywords = (
         None if row.keywords is None else [w if isinstance(w, str) else list(w) for w in row.keywords]
     )
     pattern = None if row.pattern is None else {"x": [{"numeric": [">", 6]}]}
-    return Spelled(row.sql, pattern, keywords)
+    return FilterText(row.sql, pattern, keywords)
 
 
 async def _has_all(live: Matching, expected: Counter[tuple[str, str]]) -> None:
@@ -374,9 +373,9 @@ class Processes:
 
             settings = BrokerFile(
                 name,
-                entry(Router(name), name),
+                entry(RouterRole(name), name),
                 None,
-                {to: entry(Neighbour(name), to) for to in site.neighbours(name)},
+                {to: entry(NeighbourRole(name), to) for to in site.neighbours(name)},
                 SMALL,
                 matchmaking=MatchEntry(directory / "overlay.json", trees),
             )

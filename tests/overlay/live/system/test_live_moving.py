@@ -17,7 +17,7 @@ from ramify.content.events.events import Event
 from ramify.errors import LiveError
 from ramify.overlay.control import moves
 from ramify.overlay.control.names import token
-from ramify.overlay.control.records import ClientRecord, Lane, Move, Place, decode
+from ramify.overlay.control.records import ClientPlace, ClientRecord, Lane, Move, decode
 from ramify.overlay.live.client.blocking import BlockingClient
 from ramify.overlay.live.client.client import Client, Offer, RefusedError, SuspendedError
 from ramify.overlay.live.host.machine import Machine
@@ -258,7 +258,9 @@ async def two_lanes(path: Path) -> AsyncIterator[tuple[LaneServer, LaneServer]]:
         await home.start()
         await foreign.start()
         for each in (home, foreign):
-            each.place = Place(each.name, each.name, urls={x.name: x.server.url for x in (home, foreign)})
+            each.place = ClientPlace(
+                each.name, each.name, urls={x.name: x.server.url for x in (home, foreign)}
+            )
         yield home, foreign
     finally:
         for each in (home, foreign):
@@ -267,7 +269,7 @@ async def two_lanes(path: Path) -> AsyncIterator[tuple[LaneServer, LaneServer]]:
 
 
 async def end_lane(at: LaneServer, to: LaneServer, *, reason: str = "", end: int = 0) -> None:
-    said = {"M": moves.Onward("m", to.name, 0, end).encode(), "N": "0"}
+    said = {"M": moves.LaneEnd("m", to.name, 0, end).encode(), "N": "0"}
     await at.write("alice", b"", said | ({"X": reason} if reason else {}))
 
 
@@ -293,7 +295,7 @@ def test_numbers_go_on_from_lane_to_lane_and_each_finds_its_place_again(tmp_path
             lanes = [Lane("home", end=3, move="m"), Lane("foreign", 4)]
             for each in (home, foreign):
                 urls = each.place.urls
-                each.place = Place(each.name, "foreign", lanes, urls)
+                each.place = ClientPlace(each.name, "foreign", lanes, urls)
             # "d" alone was not acknowledged: who comes back without a number goes on there
             for connect in (home.client, foreign.client):
                 async with connect() as client:
@@ -321,7 +323,7 @@ def test_unread_deliveries_that_a_broker_gave_up_after_the_move_are_told_and_rea
                 with pytest.raises(SuspendedError) as told:
                     await take(client, None, 1)
                 assert (told.value.reason, told.value.number) == ("lease", 3)
-                home.place = Place(
+                home.place = ClientPlace(
                     "home", "foreign", [Lane("home", end=2, move="m"), Lane("foreign", 3)], home.place.urls
                 )
                 assert await take(client, told.value.number, 1) == [(4, ["b"])]

@@ -10,10 +10,10 @@ import pytest
 from obedient import ACCOUNTS, endpoint, until
 from ramify.network.graphs.generators import line
 from ramify.overlay.live.broker.broker import BrokerConfig
-from ramify.overlay.live.broker.governed import Governed, GovernedConfig
+from ramify.overlay.live.broker.controlled import ControlledBroker, ControlledConfig
 from ramify.overlay.live.coordinator.coordinator import Coordinator, CoordinatorConfig
 from ramify.overlay.live.host.server import Server, ServerConfig, free_port
-from ramify.overlay.live.wire.security import Control, new_user
+from ramify.overlay.live.wire.security import ControlRole, new_user
 from ramify.overlay.live.wire.streams import Endpoint, sparing
 from ramify.overlay.live.wire.tasks import end_tasks
 from running import SMALL
@@ -57,7 +57,7 @@ def test_a_coordinator_with_a_key_that_nobody_knows_says_so(
     async def scenario() -> None:
         server = Server(ServerConfig("control", tmp_path / "c", ACCOUNTS))
         await server.start()
-        stranger = Endpoint(server.url, new_user().seed, Control("k").inbox_prefix, "k")
+        stranger = Endpoint(server.url, new_user().seed, ControlRole("k").inbox_prefix, "k")
         running = asyncio.create_task(Coordinator(CoordinatorConfig("k", stranger, overlay=line(2))).run())
         try:
             async with asyncio.timeout(LIMIT_S):
@@ -74,7 +74,7 @@ def test_a_broker_that_cannot_reach_control_says_so(
 ) -> None:
     async def scenario() -> None:
         control = nobody()
-        broker = Governed(GovernedConfig(BrokerConfig("v0", nobody(), {}, sizes=SMALL), control))
+        broker = ControlledBroker(ControlledConfig(BrokerConfig("v0", nobody(), {}, sizes=SMALL), control))
         reaching = asyncio.create_task(broker._reach())
         try:
             async with asyncio.timeout(LIMIT_S):

@@ -21,13 +21,13 @@ from ramify.errors import InputError
 from ramify.overlay.control.names import token
 from ramify.overlay.live.host.server import Server, ServerConfig
 from ramify.overlay.live.wire.security import (
-    Client,
-    Control,
+    ClientRole,
+    ControlRole,
     KeyPair,
     KeyRing,
-    Neighbour,
+    NeighbourRole,
     Role,
-    Router,
+    RouterRole,
     Tls,
     accounts_config,
     check_listen,
@@ -48,9 +48,9 @@ class World:
 
     def __init__(self, store: Path) -> None:
         self.ring = KeyRing(store / "keys")
-        self.clients = [Client("alice"), Client("bob"), Client(ODD)]
-        self.neighbours = [Neighbour("b2"), Neighbour("b3")]
-        self.router, self.leader = Router("b1"), Control("leader")
+        self.clients = [ClientRole("alice"), ClientRole("bob"), ClientRole(ODD)]
+        self.neighbours = [NeighbourRole("b2"), NeighbourRole("b3")]
+        self.router, self.leader = RouterRole("b1"), ControlRole("leader")
         accounts = accounts_config(
             self.ring.pair(self.router).public,
             {n.name: self.ring.pair(n).public for n in self.neighbours},
@@ -150,7 +150,7 @@ def play(scenario: Callable[[], Awaitable[None]]) -> None:
 @pytest.mark.parametrize("name", ["alice", ODD])
 def test_a_client_publishes_and_gets_a_pub_ack(world: World, name: str) -> None:
     async def scenario() -> None:
-        async with world.user(Client(name)) as client:
+        async with world.user(ClientRole(name)) as client:
             ack = await client.nc.request(f"ramify.publish.{token(name)}", b"x", timeout=WAIT_S)
             assert json.loads(ack.data)["stream"] == "IN"
             assert client.complaints == []
@@ -158,7 +158,9 @@ def test_a_client_publishes_and_gets_a_pub_ack(world: World, name: str) -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize("role", [Client("alice"), Client(ODD), Neighbour("b2")], ids=lambda r: r.kind)
+@pytest.mark.parametrize(
+    "role", [ClientRole("alice"), ClientRole(ODD), NeighbourRole("b2")], ids=lambda r: r.kind
+)
 def test_its_owner_pulls_acks_resets_and_looks_at_a_lane(world: World, role: Role) -> None:
     async def scenario() -> None:
         consumer = f"{role.kind}_{role.token}"
@@ -214,7 +216,7 @@ def test_its_owner_pulls_acks_resets_and_looks_at_a_lane(world: World, role: Rol
 
 def test_a_control_request_reaches_the_router_and_is_answered(world: World) -> None:
     async def scenario() -> None:
-        async with world.user(world.router) as router, world.user(Client("alice")) as alice:
+        async with world.user(world.router) as router, world.user(ClientRole("alice")) as alice:
             requests = await router.nc.subscribe("ramify.control.*")
             await router.nc.flush()
             asked = asyncio.create_task(alice.nc.request("ramify.control.alice", b"{}", timeout=WAIT_S))
@@ -283,7 +285,7 @@ FORBIDDEN = [
 @pytest.mark.parametrize("subject", FORBIDDEN)
 def test_a_client_may_not_publish_to(world: World, subject: str) -> None:
     async def scenario() -> None:
-        async with world.user(world.router) as router, world.user(Client("alice")) as alice:
+        async with world.user(world.router) as router, world.user(ClientRole("alice")) as alice:
             before = await state(router.nc)
             await alice.nc.publish(subject, b"{}", alice.nc.new_inbox())
             await alice.refused("publish", subject)
@@ -306,7 +308,7 @@ def test_a_client_may_not_publish_to(world: World, subject: str) -> None:
 )
 def test_a_neighbour_may_not_publish_to(world: World, subject: str) -> None:
     async def scenario() -> None:
-        async with world.user(Neighbour("b2")) as neighbour:
+        async with world.user(NeighbourRole("b2")) as neighbour:
             await neighbour.nc.publish(subject, b"{}", neighbour.nc.new_inbox())
             await neighbour.refused("publish", subject)
 
@@ -318,7 +320,7 @@ def test_a_neighbour_may_not_publish_to(world: World, subject: str) -> None:
 )
 def test_a_client_may_not_listen_to(world: World, subject: str) -> None:
     async def scenario() -> None:
-        async with world.user(Client("alice")) as alice:
+        async with world.user(ClientRole("alice")) as alice:
             await alice.nc.subscribe(subject)
             await alice.refused("subscription", subject)
 
@@ -361,7 +363,7 @@ def test_an_answer_cannot_be_steered_into_a_stream_or_a_service(world: World) ->
     to the router as another's request."""
 
     async def scenario() -> None:
-        async with world.user(world.router) as router, world.user(Client("alice")) as alice:
+        async with world.user(world.router) as router, world.user(ClientRole("alice")) as alice:
             requests = await router.nc.subscribe("ramify.control.*")
             await router.nc.flush()
             before = await state(router.nc)
@@ -389,9 +391,9 @@ def test_an_answer_cannot_be_steered_into_anothers_consumer(world: World) -> Non
     """Nor does an answer reset, pull or acknowledge the lane of another."""
 
     async def scenario() -> None:
-        async with world.user(world.router) as router, world.user(Client("alice")) as alice:
+        async with world.user(world.router) as router, world.user(ClientRole("alice")) as alice:
             js = router.nc.jetstream()
-            async with world.user(Client("bob")) as bob:
+            async with world.user(ClientRole("bob")) as bob:
                 box = await bob.nc.subscribe(bob.nc.new_inbox())
                 ask = "$JS.API.CONSUMER.MSG.NEXT.OUT.client_bob"
                 await bob.nc.publish(ask, b'{"batch": 2}', box.subject)
@@ -416,7 +418,7 @@ def test_an_answer_cannot_be_steered_into_anothers_consumer(world: World) -> Non
 @given(st.lists(NAMES, min_size=2, max_size=2, unique=True))
 def test_no_two_users_share_a_subject(names: list[str]) -> None:
     one, two = names
-    roles: list[Role] = [Client(one), Client(two), Neighbour(one), Neighbour(two)]
+    roles: list[Role] = [ClientRole(one), ClientRole(two), NeighbourRole(one), NeighbourRole(two)]
     for i, a in enumerate(roles):
         for b in roles[:i]:
             assert not set(a.publish or ()) & set(b.publish or ())
@@ -427,9 +429,9 @@ def test_no_two_users_share_a_subject(names: list[str]) -> None:
 @given(NAMES)
 def test_a_name_never_leaves_its_token(name: str) -> None:
     """No name brings wildcards, spaces, quotes or further tokens into a subject."""
-    plain = [subject.count(".") for subject in Client("plain").publish]
-    allowed = (*Client(name).publish, *Client(name).subscribe)
-    assert [subject.count(".") for subject in Client(name).publish] == plain
+    plain = [subject.count(".") for subject in ClientRole("plain").publish]
+    allowed = (*ClientRole(name).publish, *ClientRole(name).subscribe)
+    assert [subject.count(".") for subject in ClientRole(name).publish] == plain
     for subject in allowed:
         assert re.fullmatch(r"[$A-Za-z_.=0-9-]+>?", subject)
 
@@ -460,7 +462,13 @@ def test_a_damaged_seed_is_noticed_and_never_shown(noise: bytes, at: int) -> Non
 
 def test_keys_are_made_once_and_only_their_owner_reads_them(tmp_path: Path) -> None:
     ring = KeyRing(tmp_path / "keys")
-    roles: list[Role] = [Router("b1"), Neighbour("b1"), Client("b1"), Control("b1"), Client(ODD)]
+    roles: list[Role] = [
+        RouterRole("b1"),
+        NeighbourRole("b1"),
+        ClientRole("b1"),
+        ControlRole("b1"),
+        ClientRole(ODD),
+    ]
     pairs = [ring.pair(role) for role in roles]
     assert len({pair.public for pair in pairs}) == len(roles)
     assert [KeyRing(tmp_path / "keys").pair(role) for role in roles] == pairs
@@ -470,7 +478,7 @@ def test_keys_are_made_once_and_only_their_owner_reads_them(tmp_path: Path) -> N
 
 
 def test_two_that_make_a_key_at_once_get_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ring, role = KeyRing(tmp_path / "keys"), Client("a")
+    ring, role = KeyRing(tmp_path / "keys"), ClientRole("a")
     first = ring.pair(role)
     # as if the file had appeared after the second one looked
     monkeypatch.setattr(Path, "exists", lambda self: False)
@@ -478,7 +486,7 @@ def test_two_that_make_a_key_at_once_get_the_same(tmp_path: Path, monkeypatch: p
 
 
 def test_wrong_modes_and_broken_files_are_errors(tmp_path: Path) -> None:
-    ring, role = KeyRing(tmp_path / "keys"), Client("a")
+    ring, role = KeyRing(tmp_path / "keys"), ClientRole("a")
     with pytest.raises(InputError, match="no key for client 'a'"):
         ring.read(role)
     ring.pair(role)

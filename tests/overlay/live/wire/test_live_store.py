@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from ramify.errors import InputError, LiveError
 from ramify.overlay.live.host.server import Server, ServerConfig
 from ramify.overlay.live.wire import store as module
-from ramify.overlay.live.wire.security import Control, accounts_config, new_user
-from ramify.overlay.live.wire.store import INITIAL, Change, ConflictError, Lease, Store
+from ramify.overlay.live.wire.security import ControlRole, accounts_config, new_user
+from ramify.overlay.live.wire.store import INITIAL, ConflictError, KeyChange, Lease, Store
 from ramify.overlay.live.wire.streams import Endpoint
 from ramify.overlay.live.wire.tasks import end_tasks
 
@@ -31,7 +31,7 @@ class Site:
         self._stores: list[Store] = []
 
     async def store(self, name: str = "c0") -> Store:
-        role = Control(name)
+        role = ControlRole(name)
         endpoint = Endpoint(self.server.url, KEYS[name].seed, role.inbox_prefix, name)
         made = await Store.connect(endpoint, most_bytes=256 << 20, timeout_s=2.0)
         self._stores.append(made)
@@ -67,7 +67,7 @@ class Watcher:
 
     def __init__(self, store: Store, prefix: str) -> None:
         self.picture: dict[str, bytes] = {}
-        self.changes: list[Change] = []
+        self.changes: list[KeyChange] = []
         self._store, self._prefix = store, prefix
 
     @property
@@ -193,13 +193,13 @@ def test_a_watch_yields_what_is_there_then_the_mark_then_changes(tmp_path: Path)
         await other.put("v", b"beside")
         async with watching(store, "w") as watcher, watching(store, "empty") as empty:
             await until(lambda: watcher.initial and empty.initial)
-            before = [Change(f"w.{i}", b"old", r) for i, r in enumerate(revisions)]
+            before = [KeyChange(f"w.{i}", b"old", r) for i, r in enumerate(revisions)]
             assert watcher.changes == [*before, INITIAL]
             assert empty.changes == [INITIAL]
             at = await other.put("w.1", b"new", revisions[1])
             await other.delete("w.2")
             await until(lambda: len(watcher.changes) == 6)
-            assert watcher.changes[4] == Change("w.1", b"new", at)
+            assert watcher.changes[4] == KeyChange("w.1", b"new", at)
             assert watcher.changes[5].key == "w.2"
             assert watcher.picture == {"w.0": b"old", "w.1": b"new"}
 

@@ -14,7 +14,7 @@ import pytest
 from machines import small_line
 from obedient import ACCOUNTS, USERS
 from ramify.errors import InputError, LiveError
-from ramify.overlay.live.broker.governed import Governed
+from ramify.overlay.live.broker.controlled import ControlledBroker
 from ramify.overlay.live.client.client import Client
 from ramify.overlay.live.coordinator.coordinator import Coordinator, CoordinatorConfig
 from ramify.overlay.live.host.broker_files import (
@@ -25,9 +25,8 @@ from ramify.overlay.live.host.broker_files import (
 )
 from ramify.overlay.live.host.directory import Directory
 from ramify.overlay.live.host.server import Server, ServerConfig
-from ramify.overlay.live.host.site import Site
-from ramify.overlay.live.wire.security import Client as ClientRole
-from ramify.overlay.live.wire.security import Control, Neighbour, Router
+from ramify.overlay.live.host.site import BrokerSite
+from ramify.overlay.live.wire.security import ClientRole, ControlRole, NeighbourRole, RouterRole
 from ramify.overlay.live.wire.streams import Endpoint, api, connect
 from ramify.overlay.live.wire.tasks import end_tasks
 from ramify.overlay.live.wire.tls import TlsFiles
@@ -100,7 +99,7 @@ KINDS = pytest.mark.parametrize("first", [None, "auto", "true"])
 
 
 def endpoint(url: str, tls: TlsFiles) -> Endpoint:
-    return Endpoint(url, USERS["test"].seed, Control("test").inbox_prefix, "test", tls.context())
+    return Endpoint(url, USERS["test"].seed, ControlRole("test").inbox_prefix, "test", tls.context())
 
 
 @asynccontextmanager
@@ -249,7 +248,7 @@ class Secured:
         self.files = Directory(directory)
         self.files.create(self.overlay)
         self.files.add_clients(dict(zip(("alice", "bob"), self.overlay.brokers, strict=True)))
-        self.site = Site(self.overlay, directory, self.files.clients(), SMALL)
+        self.site = BrokerSite(self.overlay, directory, self.files.clients(), SMALL)
         self.tls = TlsFiles(authority.ca, *authority.signed("us"))
         texts = {
             self.overlay.brokers[0]: block(authority, None) + self.site.accounts(self.overlay.brokers[0]),
@@ -261,22 +260,22 @@ class Secured:
             for name, text in texts.items()
         }
 
-    def seed_file(self, role: Router | Neighbour | Control | ClientRole) -> Path:
+    def seed_file(self, role: RouterRole | NeighbourRole | ControlRole | ClientRole) -> Path:
         self.site.ring.pair(role)
         return self.site.ring.path(role)
 
-    def broker(self, name: str) -> Governed:
-        def entry(server: str, role: Router | Neighbour | Control) -> ServerEntry:
+    def broker(self, name: str) -> ControlledBroker:
+        def entry(server: str, role: RouterRole | NeighbourRole | ControlRole) -> ServerEntry:
             return ServerEntry(self.servers[server].url, self.seed_file(role), self.tls)
 
         path = self.files.path / f"{name}.toml"
-        neighbours = {other: entry(other, Neighbour(name)) for other in self.site.neighbours(name)}
-        own, control = entry(name, Router(name)), entry("control", Control(name))
+        neighbours = {other: entry(other, NeighbourRole(name)) for other in self.site.neighbours(name)}
+        own, control = entry(name, RouterRole(name)), entry("control", ControlRole(name))
         write_broker_file(path, BrokerFile(name, own, control, neighbours, SMALL))
-        return Governed(read_broker_file(path).config())
+        return ControlledBroker(read_broker_file(path).config())
 
     def coordinator(self) -> Coordinator:
-        role = Control("coordinator")
+        role = ControlRole("coordinator")
         seed = self.site.ring.pair(role).seed
         control = Endpoint(self.servers["control"].url, seed, role.inbox_prefix, "k", self.tls.context())
         return Coordinator(CoordinatorConfig("coordinator", control, overlay=self.overlay))
@@ -337,7 +336,7 @@ async def _on_the_command_line(at: Secured, authority: Authority, subscription) 
     code, _, said = await command("pub", *where, "--tls-ca", authority.ca, given=event)
     assert code == 0, said
     assert (await anext(subscription)).id == "2"
-    viewer = at.seed_file(Control("viewer"))
+    viewer = at.seed_file(ControlRole("viewer"))
     files = ("--tls-ca", at.tls.ca, "--tls-cert", at.tls.cert, "--tls-key", at.tls.key)
     control = ("status", "--control", at.servers["control"].url, "--key", viewer)
     code, out, said = await command(*control, "--json", *files)

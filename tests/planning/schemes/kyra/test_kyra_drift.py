@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.content.filters.space import Axis, Grid
-from ramify.overlay.control.replan import Job, Made, make_plans
+from ramify.overlay.control.replan import ReplanJob, ReplanResult, make_plans
 from ramify.planning.choosing.diff import diff
 from ramify.planning.demand.tally import tally
 from ramify.planning.plans.check import check
@@ -219,11 +219,11 @@ def test_a_re_plan_says_how_many_subscriptions_move(shifting: tuple[Problem, Pro
     before, after = shifting
     spec = "kyra:max_distance=1000,alpha=0.6101"
     old = make_plan(f"{spec},ring_limit=1", before)  # dearer, so that there is something to save
-    made = Made.decode(make_plans(Job(old, [spec], after.demand, 0.0).encode()))
+    made = ReplanResult.decode(make_plans(ReplanJob(old, [spec], after.demand, 0.0).encode()))
     assert made.plan is not None
     assert made.moves == str(drift(old, made.plan, after.demand))
     assert "after" in made.moves
-    flat = Made.decode(make_plans(Job(old, ["explicit"], after.demand, 0.0).encode()))
+    flat = ReplanResult.decode(make_plans(ReplanJob(old, ["explicit"], after.demand, 0.0).encode()))
     assert flat.plan is not None
     assert flat.moves == ""
 

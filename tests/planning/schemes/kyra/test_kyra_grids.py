@@ -14,7 +14,7 @@ from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError
 from ramify.network.graphs.generators import line
 from ramify.network.graphs.specs import overlay_from
-from ramify.overlay.control.replan import Job, Made, grid_of, make_plans
+from ramify.overlay.control.replan import ReplanJob, ReplanResult, grid_of, make_plans
 from ramify.planning.choosing.study import SHARES, compare, grid_for_schemes, prepare
 from ramify.planning.choosing.study import grid_of as study_grid
 from ramify.planning.demand.classes import Classes
@@ -197,8 +197,10 @@ def test_the_grid_of_todays_plan_goes_first(tmp_path: Path) -> None:
     assert study_grid(["kyra"], str(tmp_path / "mst.json"), classes) == problem.grid
 
 
-def made(plan: Plan, specs: list[str], demand: Demand | None, threshold: float | None = None) -> Made:
-    return Made.decode(make_plans(Job(plan, specs, demand, threshold).encode()))
+def made(
+    plan: Plan, specs: list[str], demand: Demand | None, threshold: float | None = None
+) -> ReplanResult:
+    return ReplanResult.decode(make_plans(ReplanJob(plan, specs, demand, threshold).encode()))
 
 
 def test_a_re_plan_divides_by_the_grid_that_its_demand_was_counted_with() -> None:

@@ -11,7 +11,7 @@ from ramify.network.graphs.distances import all_pairs
 from ramify.network.graphs.generators import line
 from ramify.network.graphs.overlay import Overlay
 from ramify.planning.demand.overlap import Statistics
-from ramify.planning.plans.plan import All, Expression, Match, Not, Some, evaluate
+from ramify.planning.plans.plan import All, Expression, Match, Negation, Some, evaluate
 from ramify.planning.schemes.semcast.expressions import (
     common,
     form,
@@ -31,7 +31,7 @@ expressions = st.recursive(
     lambda part: (
         st.lists(part, max_size=3).map(lambda given: All(tuple(given)))
         | st.lists(part, max_size=3).map(lambda given: Some(tuple(given)))
-        | part.map(Not)
+        | part.map(Negation)
         | st.tuples(part, part).map(lambda two: common(*two))
         | st.tuples(part, part).map(lambda two: noise(*two))
     ),

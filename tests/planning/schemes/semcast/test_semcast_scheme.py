@@ -12,7 +12,7 @@ from ramify.network.trees.trees import Tree
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.check import check
-from ramify.planning.plans.plan import All, Expression, Holds, Match, Not, Plan, Pruning, evaluate
+from ramify.planning.plans.plan import All, Expression, Holds, Match, Negation, Plan, Pruning, evaluate
 from ramify.planning.plans.problem import Problem
 from ramify.planning.pricing.price import price
 from ramify.planning.schemes.catalog import make_plan, scheme_from
@@ -98,7 +98,7 @@ def test_overlapping_profiles_get_a_common_channel_and_two_of_noise() -> None:
     seed = next(s for s in range(20) if make_plan("semcast", problem, s).settings["merges"])
     plan = make_plan("semcast", problem, seed)
     one, other = Match((0,)), Match((1,))
-    wanted: list[Expression] = [All((one, other)), All((one, Not(other))), All((other, Not(one)))]
+    wanted: list[Expression] = [All((one, other)), All((one, Negation(other))), All((other, Negation(one)))]
     assert [c.admits.content for c in plan.channels] == [Holds(expression) for expression in wanted]
     assert [c.serves.classes.tolist() for c in plan.channels] == [[0, 1], [0], [1]]
     merged = make_plan("semcast-merge", problem, seed)

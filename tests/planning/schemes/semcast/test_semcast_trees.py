@@ -10,8 +10,8 @@ from ramify.network.graphs.overlay import Link, Overlay
 from ramify.network.trees.steiner import Steiner
 from ramify.network.trees.trees import Tree
 from ramify.planning.plans.legs import latencies
-from ramify.planning.schemes.semcast.join_protocol import Network
-from ramify.planning.schemes.semcast.trees import GrowingTree, Ways
+from ramify.planning.schemes.semcast.join_protocol import JoinNetwork
+from ramify.planning.schemes.semcast.trees import GrowingTree, TreeWays
 from worlds import overlays
 
 operations = st.lists(
@@ -20,8 +20,8 @@ operations = st.lists(
 )
 
 
-def ways_of(overlay: Overlay) -> tuple[Ways, dict[tuple[int, int], float]]:
-    return Ways.of(overlay, Steiner.of(overlay, "hops")), latencies(overlay)
+def ways_of(overlay: Overlay) -> tuple[TreeWays, dict[tuple[int, int], float]]:
+    return TreeWays.of(overlay, Steiner.of(overlay, "hops")), latencies(overlay)
 
 
 def require_sound(tree: GrowingTree, overlay: Overlay) -> None:
@@ -97,7 +97,7 @@ def test_brokers_build_the_same_tree_by_messages(
 ) -> None:
     n = len(overlay)
     ways, ms = ways_of(overlay)
-    network = Network(n, ways, ms, None if order is None else np.random.default_rng(order))
+    network = JoinNetwork(n, ways, ms, None if order is None else np.random.default_rng(order))
     trees = [GrowingTree(root % n, ways, ms) for root in roots]
     for channel, root in enumerate(roots):
         network.open(channel, root % n)
@@ -138,7 +138,7 @@ def test_a_crossed_broker_moves_onto_the_faster_path() -> None:
         Link.symmetric("b", "c", 1.0, latency_ms=1.0),
     ]
     overlay = Overlay.build("crossed", ["r", "a", "b", "c", "d"], links)
-    ways = Ways.of(overlay, Steiner.of(overlay, "mean_price"))
+    ways = TreeWays.of(overlay, Steiner.of(overlay, "mean_price"))
     tree = GrowingTree(0, ways, latencies(overlay))
     tree.join(2)
     assert tree.links().tolist() == [[0, 1], [1, 2]]
@@ -152,7 +152,7 @@ def test_only_gateways_leave() -> None:
     ways, ms = ways_of(overlay)
     with pytest.raises(InputError, match="not a gateway"):
         GrowingTree(0, ways, ms).leave(1)
-    network = Network(2, ways, ms)
+    network = JoinNetwork(2, ways, ms)
     network.open(7, 0)
     with pytest.raises(InputError, match="not a gateway"):
         network.leave(7, 1)

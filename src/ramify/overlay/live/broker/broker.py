@@ -29,18 +29,18 @@ from nats.aio.client import Client as Nats
 
 from ramify.errors import LiveError
 from ramify.overlay.control.counters import Counters
-from ramify.overlay.control.intake import Limits, Rejected
+from ramify.overlay.control.intake import Limits, RejectedMessage
 from ramify.overlay.control.names import DELIVER, IN, LINK, OUT, name_of, token
 from ramify.overlay.control.output import MOST_MESSAGES, Output
-from ramify.overlay.control.steps import Stepped, Stepper
-from ramify.overlay.live.broker.inputs import CLIENTS, ROWS, Input, Inputs, Taken, reached
+from ramify.overlay.control.steps import Stepper, StepResult
+from ramify.overlay.live.broker.inputs import CLIENTS, ROWS, Input, Inputs, StepInput, reached
 from ramify.overlay.live.broker.log import (
+    LogEnd,
+    LogEntry,
     LogFullError,
     OutLog,
-    Recovered,
-    RefusedError,
     SupersededError,
-    Written,
+    WriteRefusedError,
 )
 from ramify.overlay.live.broker.memory import StepSize, give_back
 from ramify.overlay.live.broker.retention import Keeper
@@ -113,7 +113,7 @@ class Broker:
         node: Stepper,
         *,
         gate: Callable[[], bool] = lambda: True,
-        on_commit: Callable[[Stepped, Sequence[Written]], None] | None = None,
+        on_commit: Callable[[StepResult, Sequence[LogEntry]], None] | None = None,
     ) -> None:
         self.config = config
         self.node = node
@@ -142,7 +142,7 @@ class Broker:
         self._ends: dict[str, int] = {}
         self._counted: dict[tuple[str, int], int] = {}
         # a step that was written, perhaps, and the positions that it reaches
-        self._unsure: tuple[Stepped, Mapping[str, int]] | None = None
+        self._unsure: tuple[StepResult, Mapping[str, int]] | None = None
         # faults in a row, what was last said of one, and messages for a step that a server refused
         self._faults, self._said = 0, ""
         self._narrow: int | None = None
@@ -446,7 +446,7 @@ class Broker:
         self._unsure = done, positions
         try:
             await self._out.commit(done.outputs, positions, epoch)
-        except RefusedError as error:
+        except WriteRefusedError as error:
             if not self._narrowed(error):
                 raise
             done = await self._give_up(taken, done, error)
@@ -460,7 +460,7 @@ class Broker:
         await self._acknowledge()
         return True
 
-    def _routed(self, taken: list[Taken], epoch: int) -> tuple[Stepped, list[Taken], int | None]:
+    def _routed(self, taken: list[StepInput], epoch: int) -> tuple[StepResult, list[StepInput], int | None]:
         """What the messages come to; as many of them as one write can have, or some events of the first.
 
         The number says up to which event of the one message; None is all.
@@ -482,12 +482,12 @@ class Broker:
             done = self._route(taken, epoch, first, last)
         return done, taken, None if last >= whole else last
 
-    def _rows(self, taken: Sequence[Taken]) -> tuple[int, int | None]:
+    def _rows(self, taken: Sequence[StepInput]) -> tuple[int, int | None]:
         """The events of a message to route: those that are not yet, and of a begun step up to its end."""
         key = taken[0].source.key + ROWS
         return self._out.positions.get(key, 0), (self._begun or {}).get(key)
 
-    def _route(self, taken: Sequence[Taken], epoch: int, first: int, end: int | None) -> Stepped:
+    def _route(self, taken: Sequence[StepInput], epoch: int, first: int, end: int | None) -> StepResult:
         published = [each.published for each in taken]
         linked = [each.linked for each in taken]
         return self.node.step(
@@ -497,7 +497,7 @@ class Broker:
             (first, end),
         )
 
-    def _narrowed(self, error: RefusedError) -> bool:
+    def _narrowed(self, error: WriteRefusedError) -> bool:
         """A server refused a step: try it with one message, then with one event. True when that failed."""
         if self._narrow == 0:
             return True
@@ -505,17 +505,19 @@ class Broker:
         _log.error("broker %s: %s", self.config.name, error)
         return False
 
-    async def _give_up(self, taken: Sequence[Taken], done: Stepped, error: RefusedError) -> Stepped:
+    async def _give_up(
+        self, taken: Sequence[StepInput], done: StepResult, error: WriteRefusedError
+    ) -> StepResult:
         """An event that the server takes in no form goes to the rejected ones; all others go on."""
         (one,) = taken
         ids = [str(id_) for batch in done.published for id_ in batch.column("id").to_pylist()]
         who = one.source.name if one.published is None else one.published.client
         raw = one.message.payload[: 64 << 10]
-        rejected = [Rejected(who, one.number, ",".join(ids) or None, "refused", str(error), raw)]
+        rejected = [RejectedMessage(who, one.number, ",".join(ids) or None, "refused", str(error), raw)]
         await self._reject(rejected)
-        return Stepped(rejected=rejected, frames_in=done.frames_in, epoch=done.epoch)
+        return StepResult(rejected=rejected, frames_in=done.frames_in, epoch=done.epoch)
 
-    def _count(self, done: Stepped) -> None:
+    def _count(self, done: StepResult) -> None:
         """A step is in the log: count it, and tell who asked to hear of it."""
         self._unsure = None
         self.counters.add(done)
@@ -526,7 +528,7 @@ class Broker:
         if self._on_commit is not None:
             self._on_commit(done, self._out.written)
 
-    def _note_sent(self, written: Sequence[Written]) -> None:
+    def _note_sent(self, written: Sequence[LogEntry]) -> None:
         for each in written:
             lane, _, to = each.output.lane.rpartition(".")
             if lane == LINK:
@@ -548,7 +550,7 @@ class Broker:
                 with contextlib.suppress(nats.errors.Error, OSError):
                     await source.puller.acknowledge(due.reply)
 
-    async def _reject(self, rejected: list[Rejected]) -> None:
+    async def _reject(self, rejected: list[RejectedMessage]) -> None:
         """Keep what could not be used, with the reason. The id makes a second try harmless."""
         for place, entry in enumerate(rejected):
             name = f"{entry.client}/{entry.position}/{entry.event_id}/{entry.reason}/{entry.detail}"
@@ -577,7 +579,7 @@ class Broker:
 
     async def _recover(self) -> None:
         """Go back to what the log says."""
-        recovered: Recovered = await self._out.load()
+        recovered: LogEnd = await self._out.load()
         if self._unsure is not None:
             done, positions = self._unsure
             self._unsure = None

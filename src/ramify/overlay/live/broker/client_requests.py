@@ -25,8 +25,8 @@ from ramify.overlay.control.records import (
     COORDINATE,
     OPS,
     Answer,
-    Passed,
-    Problem,
+    ForwardedRequest,
+    Refusal,
     Request,
     decode,
     encode,
@@ -35,7 +35,15 @@ from ramify.overlay.control.records import (
 from ramify.overlay.live.broker.broker import Broker
 from ramify.overlay.live.broker.quotas import Guard
 
-__all__ = ["MOST_REQUEST_BYTES", "Asker", "Decides", "Leader", "Moves", "check_request", "respond"]
+__all__ = [
+    "MOST_REQUEST_BYTES",
+    "Leader",
+    "MoveWatch",
+    "RequestDecider",
+    "RequestDesk",
+    "check_request",
+    "respond",
+]
 
 MOST_REQUEST_BYTES = 128 << 10
 LONGEST_WAIT_S = 60.0
@@ -54,30 +62,30 @@ _BY_ITSELF = ("where", "offer")
 
 def check_request(
     data: bytes, client: str, broker: str, schema: Mapping[str, AttributeType]
-) -> Request | Problem:
+) -> Request | Refusal:
     """The request in these bytes, or what is wrong with it. Pure; a filter takes bounded time."""
     if len(data) > MOST_REQUEST_BYTES:
-        return Problem("limit", f"the request has {len(data)} bytes: at most {MOST_REQUEST_BYTES} are read")
+        return Refusal("limit", f"the request has {len(data)} bytes: at most {MOST_REQUEST_BYTES} are read")
     try:
         request = decode(data, Request)
         if request.op not in OPS:
-            return Problem("bad_request", f"op is {request.op[:40]!r}: give one of {', '.join(OPS)}")
+            return Refusal("bad_request", f"op is {request.op[:40]!r}: give one of {', '.join(OPS)}")
         if request.op in _NEEDS_ID and not 0 < len(request.id.encode()) <= _LONGEST_ID:
-            return Problem("bad_request", f"{request.op} needs id: 1 to {_LONGEST_ID} bytes that name it")
+            return Refusal("bad_request", f"{request.op} needs id: 1 to {_LONGEST_ID} bytes that name it")
         if not (1 <= request.quota_bytes <= _MOST_NUMBER and 1 <= request.lease_s <= _MOST_NUMBER):
-            return Problem("bad_request", f"quota_bytes and lease_s must be 1 to {_MOST_NUMBER}")
+            return Refusal("bad_request", f"quota_bytes and lease_s must be 1 to {_MOST_NUMBER}")
         if request.op in _NEEDS_FILTER:
             if request.filter is None:
-                return Problem("bad_request", f"{request.op} needs filter: sql, pattern or keywords")
+                return Refusal("bad_request", f"{request.op} needs filter: sql, pattern or keywords")
             subscription_of(client, broker, request.id, request.filter).parse(schema)
     except FilterError as error:
         # what filters say when their boxes, or the work to find them, become too many
         code = "too_complex" if "normal form" in error.reason else "bad_filter"
-        return Problem(code, str(error))
+        return Refusal(code, str(error))
     except LimitError as error:
-        return Problem("too_complex", str(error))
+        return Refusal("too_complex", str(error))
     except (InputError, UnicodeEncodeError, RecursionError) as error:
-        return Problem("bad_request", str(error))
+        return Refusal("bad_request", str(error))
     wait_s = min(max(0.0, request.wait_s), LONGEST_WAIT_S)
     return msgspec.structs.replace(request, wait_s=wait_s)
 
@@ -88,7 +96,7 @@ class Leader:
     def __init__(self) -> None:
         self.connection: Nats | None = None
 
-    async def ask(self, passed: Passed) -> Answer:
+    async def ask(self, passed: ForwardedRequest) -> Answer:
         """Pass a request on until it is answered, as long as it waits and a little longer. Never raises for
         what servers and leaders do: that is an answer too.
 
@@ -107,10 +115,10 @@ class Leader:
                 if last is not None:
                     return last
                 reason = f"no coordinator decides now (tried for {wait_s:g} s). Ask again later."
-                return Answer(error=Problem("no_coordinator", reason))
+                return Answer(error=Refusal("no_coordinator", reason))
             await asyncio.sleep(_AGAIN_S)
 
-    async def _ask_once(self, passed: Passed, wait_s: float) -> Answer | None:
+    async def _ask_once(self, passed: ForwardedRequest, wait_s: float) -> Answer | None:
         """One turn; None when nobody is there to answer."""
         connection = self.connection
         if connection is None or not connection.is_connected:
@@ -124,15 +132,15 @@ class Leader:
             return None
         except (nats.errors.Error, TimeoutError, OSError):
             reason = "no answer from the coordinator: it may have been done or not. Ask again."
-            return Answer(error=Problem("unavailable", reason))
+            return Answer(error=Refusal("unavailable", reason))
         except InputError as error:
-            return Answer(error=Problem("unavailable", f"the coordinator's answer: {error}"))
+            return Answer(error=Refusal("unavailable", f"the coordinator's answer: {error}"))
 
 
-class Decides(Protocol):
+class RequestDecider(Protocol):
     """Whoever answers requests that are well formed."""
 
-    async def ask(self, passed: Passed) -> Answer:
+    async def ask(self, passed: ForwardedRequest) -> Answer:
         """The answer; servers that are away are an answer too."""
 
 
@@ -141,7 +149,7 @@ def _is_final(answer: Answer) -> bool:
     return not answer.missing and (answer.error is None or answer.error.code != "unavailable")
 
 
-class Moves(Protocol):
+class MoveWatch(Protocol):
     """Whoever knows of clients that move (`moving_brokers`)."""
 
     async def ask(self, client: str, request: Request, message: Msg) -> Answer | None:
@@ -152,16 +160,16 @@ class Moves(Protocol):
         """A leader's answer, with where the client has moved to."""
 
 
-class Asker:
+class RequestDesk:
     """Answers the clients of one broker until cancelled."""
 
     def __init__(
         self,
         broker: Broker,
         guard: Guard,
-        leader: Decides,
+        leader: RequestDecider,
         schema: Callable[[], Mapping[str, AttributeType]],
-        moves: Moves | None = None,
+        moves: MoveWatch | None = None,
     ) -> None:
         self._broker = broker
         self._guard = guard
@@ -209,7 +217,7 @@ class Asker:
         name = self._broker.config.name
         # beside the loop: a filter may take a while
         checked = await asyncio.to_thread(check_request, message.data, client, name, self._schema())
-        if isinstance(checked, Problem):
+        if isinstance(checked, Refusal):
             return Answer(error=checked)
         if checked.op not in _BY_ITSELF:
             self._guard.seen(client)
@@ -224,13 +232,13 @@ class Asker:
         return await self._pass(client, checked)
 
     async def _pass(self, client: str, request: Request) -> Answer:
-        answer = await self._leader.ask(Passed(self._broker.config.name, client, request))
+        answer = await self._leader.ask(ForwardedRequest(self._broker.config.name, client, request))
         self._guard.changed(client)
         return answer if self._moves is None else await self._moves.improved(client, answer)
 
 
 def _problem(code: str, reason: str) -> Answer:
-    return Answer(error=Problem(code, reason))
+    return Answer(error=Refusal(code, reason))
 
 
 async def respond(message: Msg, answer: Answer) -> None:
@@ -240,6 +248,6 @@ async def respond(message: Msg, answer: Answer) -> None:
             await message.respond(encode(answer))
         except nats.errors.MaxPayloadError:
             reason = "the answer is larger than a message of this server may be: raise its max_payload"
-            await message.respond(encode(Answer(error=Problem("limit", reason))))
+            await message.respond(encode(Answer(error=Refusal("limit", reason))))
     except (nats.errors.Error, OSError):
         return  # the client asks again

@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from nats.aio.client import Client as Nats
 
 from ramify.errors import InputError
-from ramify.overlay.control.intake import Published
-from ramify.overlay.control.lanes import Inlet, Verdict
+from ramify.overlay.control.intake import ClientMessage
+from ramify.overlay.control.lanes import Inlet, LaneVerdict
 from ramify.overlay.control.names import name_of, token
-from ramify.overlay.control.steps import Linked
-from ramify.overlay.live.wire.pull import Pulled, Puller
+from ramify.overlay.control.steps import NeighbourMessage
+from ramify.overlay.live.wire.pull import PulledMessage, Puller
 
-__all__ = ["CLIENTS", "ROWS", "Input", "Inputs", "Taken", "reached"]
+__all__ = ["CLIENTS", "ROWS", "Input", "Inputs", "StepInput", "reached"]
 
 _log = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ class Input:
         self.puller = puller
         self.connection = connection
         self.inlet = Inlet()
-        self.due: Pulled | None = None
-        self.again: Pulled | None = None
+        self.due: PulledMessage | None = None
+        self.again: PulledMessage | None = None
         # to be delivered again from what is committed
         self.stale = False
         self.resetting = False
@@ -76,7 +76,7 @@ class Input:
         buffer = self.puller.buffer
         return len(buffer) + _left(buffer[-1]) if buffer else self.behind
 
-    def number(self, message: Pulled) -> int:
+    def number(self, message: PulledMessage) -> int:
         """The number of a message on this input."""
         if self.name == CLIENTS:
             return message.sequence
@@ -93,15 +93,15 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class StepInput:
     """A message that a step takes in."""
 
     source: Input
-    message: Pulled
+    message: PulledMessage
     number: int
 
     @property
-    def published(self) -> Published | None:
+    def published(self) -> ClientMessage | None:
         """As a client's; None if a neighbour sent it."""
         if self.source.name != CLIENTS:
             return None
@@ -112,14 +112,14 @@ class Taken:
             client = subject
         headers = self.message.headers
         kind, id_ = headers.get("Content-Type"), headers.get("Nats-Msg-Id")
-        return Published(client, self.message.payload, kind, id_, self.message.sequence)
+        return ClientMessage(client, self.message.payload, kind, id_, self.message.sequence)
 
     @property
-    def linked(self) -> Linked | None:
+    def linked(self) -> NeighbourMessage | None:
         """As a neighbour's; None if a client published it."""
         if self.source.name == CLIENTS:
             return None
-        return Linked(self.source.name, self.number, self.message.headers, self.message.payload)
+        return NeighbourMessage(self.source.name, self.number, self.message.headers, self.message.payload)
 
 
 class Inputs(dict[str, Input]):
@@ -135,13 +135,13 @@ class Inputs(dict[str, Input]):
 
     def gather(
         self, positions: Mapping[str, int], begun: Mapping[str, int] | None, most: int
-    ) -> list[Taken]:
+    ) -> list[StepInput]:
         """What waits, at most so many messages; of a step that a crash cut, exactly its inputs, once all
         are here. They may come in another order than the first time, so no bounds hold for those."""
         if begun is not None:
             return self._again(begun) if self._is_whole(begun, positions) else []
         room = _MOST_STEP_BYTES
-        taken: list[Taken] = []
+        taken: list[StepInput] = []
         for source in list(self.values()):
             if source.key + ROWS in positions:
                 # a message that is routed in part is a step of its own; a neighbour that is gone holds
@@ -157,13 +157,13 @@ class Inputs(dict[str, Input]):
                     return taken
         return taken
 
-    def give_back(self, taken: Sequence[Taken]) -> None:
+    def give_back(self, taken: Sequence[StepInput]) -> None:
         """Have messages come again, first, as if they had not been taken."""
         for each in reversed(taken):
             each.source.puller.put_back(each.message)
             each.source.inlet.taken = each.number - 1
 
-    def commit(self, taken: Sequence[Taken], end: int | None) -> None:
+    def commit(self, taken: Sequence[StepInput], end: int | None) -> None:
         """A step is safe. With `end` its one message is routed in part, and is to come again."""
         if end is not None:
             self.give_back(taken)
@@ -174,31 +174,31 @@ class Inputs(dict[str, Input]):
             each.source.due = each.message
             each.source.at = each.message.sequence if each.source.name != CLIENTS else 0
 
-    def _again(self, begun: Mapping[str, int]) -> list[Taken]:
+    def _again(self, begun: Mapping[str, int]) -> list[StepInput]:
         found = [each for source in self.values() for each in self._take(source, _last(begun, source.key))]
         for source in self.values():
             source.puller.want_all(False)
         return found
 
-    def _take(self, source: Input, last: int | None) -> Iterator[Taken]:
+    def _take(self, source: Input, last: int | None) -> Iterator[StepInput]:
         """The next messages of an input, up to a number."""
         while source.waiting and (last is None or source.inlet.taken < last):
             message = source.puller.take()
             source.behind = _left(message)
             number = source.number(message)
             verdict = source.inlet.verdict(number)
-            if verdict is Verdict.OLD and self._began_anew(source, message, number):
+            if verdict is LaneVerdict.OLD and self._began_anew(source, message, number):
                 verdict = source.inlet.verdict(number)
-            if verdict is Verdict.GAP:
+            if verdict is LaneVerdict.GAP:
                 self._missed(source, number)
-            elif verdict is Verdict.OLD:
+            elif verdict is LaneVerdict.OLD:
                 self.redeliveries += 1
                 if number <= source.inlet.committed and source.due is None:
                     source.again = message  # its acknowledgement was lost
             else:
-                yield Taken(source, message, number)
+                yield StepInput(source, message, number)
 
-    def _began_anew(self, source: Input, message: Pulled, number: int) -> bool:
+    def _began_anew(self, source: Input, message: PulledMessage, number: int) -> bool:
         """Whether a neighbour's lane is another than the one that our position is of: see the module."""
         if not (0 < number <= source.inlet.committed and source.at and message.sequence > source.at):
             return False
@@ -244,7 +244,7 @@ class Inputs(dict[str, Input]):
         return True
 
 
-def reached(positions: Mapping[str, int], taken: Sequence[Taken], end: int | None) -> dict[str, int]:
+def reached(positions: Mapping[str, int], taken: Sequence[StepInput], end: int | None) -> dict[str, int]:
     """The positions after a step; with `end`, only so many events of its one message are routed."""
     found = dict(positions)
     for each in taken:
@@ -264,6 +264,6 @@ def _last(begun: Mapping[str, int], key: str) -> int:
     return begun.get(key, 0) + (key + ROWS in begun)
 
 
-def _left(message: Pulled) -> int:
+def _left(message: PulledMessage) -> int:
     """How many messages waited behind this one when it was sent."""
     return int(message.reply.rpartition(".")[2] or 0)

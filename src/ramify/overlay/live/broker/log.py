@@ -38,12 +38,12 @@ from ramify.overlay.live.wire.streams import api
 
 __all__ = [
     "FencedError",
+    "LogEnd",
+    "LogEntry",
     "LogFullError",
     "OutLog",
-    "Recovered",
-    "RefusedError",
     "SupersededError",
-    "Written",
+    "WriteRefusedError",
 ]
 
 
@@ -60,7 +60,7 @@ class SupersededError(LiveError):
     """Another router has taken this broker over: this one must end."""
 
 
-class RefusedError(LiveError):
+class WriteRefusedError(LiveError):
     """The broker's server does not take a write as it is. Nothing was written of it."""
 
 
@@ -69,7 +69,7 @@ class LogFullError(LiveError):
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class LogEntry:
     """An output in the log: its sequence there, its number on the lane."""
 
     output: Output
@@ -78,7 +78,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class LogEnd:
     """Where the log ends. `begun` are the positions of a step of which only a part was written, `epoch` the
     one that it must be finished in: half a step in another would send events two ways."""
 
@@ -102,11 +102,11 @@ class OutLog:
         # lanes of the step that was begun, when it is the next to be committed
         self._written: dict[str, bool] = {}
         # what the last write comes to, until it is known to be there or not
-        self._unsure: list[Written] = []
+        self._unsure: list[LogEntry] = []
         self._writer = uuid.uuid4().hex
         self._claimed = False
         # what the last commit wrote; after an exception, what is known to be there
-        self.written: list[Written] = []
+        self.written: list[LogEntry] = []
 
     @property
     def positions(self) -> Mapping[str, int]:
@@ -126,7 +126,7 @@ class OutLog:
         await self._write([Output(LOG, b"")], {}, marks)
         self._claimed = True
 
-    async def load(self) -> Recovered:
+    async def load(self) -> LogEnd:
         """Read where the log ends.
 
         Raises
@@ -147,7 +147,7 @@ class OutLog:
         self._begun = decode_positions(headers["G"]) if "G" in headers else None
         self._epoch = int(headers.get("P", "0"))
         self._links_done = "A" in headers
-        return Recovered(self._positions, self._begun, None if self._begun is None else self._epoch)
+        return LogEnd(self._positions, self._begun, None if self._begun is None else self._epoch)
 
     async def check_claim(self) -> None:
         """Raise `SupersededError` when another router has claimed the log; changes nothing here."""
@@ -230,7 +230,7 @@ class OutLog:
                 headers |= {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(i)}
             messages[-1][1]["Nats-Batch-Commit"] = "1"
         self._unsure = [
-            Written(output, place, int(headers["L"]))
+            LogEntry(output, place, int(headers["L"]))
             for place, (output, headers) in enumerate(messages, self._last + 1)
         ]
         for output, headers in messages[:-1]:
@@ -252,7 +252,7 @@ class OutLog:
                 raise FencedError(f"another router writes this broker's log: {said}")
             if code in _FULL:
                 raise LogFullError(f"the broker's log is full: {said}. Neighbours or clients do not read.")
-            raise RefusedError(f"the broker's log refused a write: {said}")
+            raise WriteRefusedError(f"the broker's log refused a write: {said}")
         if int(told.get("seq", 0)) != self._last + messages:
             raise FencedError(f"the log ends at {told.get('seq')}, not at {self._last + messages}")
 

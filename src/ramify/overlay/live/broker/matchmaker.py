@@ -29,20 +29,20 @@ from ramify.overlay.control.output import Output
 from ramify.overlay.control.records import (
     Answer,
     ClientRecord,
+    ForwardedRequest,
     LinkCount,
-    Passed,
-    Problem,
+    Refusal,
     Status,
     encode,
 )
-from ramify.overlay.control.steps import Stepped
+from ramify.overlay.control.steps import StepResult
 from ramify.overlay.live.broker.broker import Broker, BrokerConfig
-from ramify.overlay.live.broker.client_requests import Asker
-from ramify.overlay.live.broker.log import Written
+from ramify.overlay.live.broker.client_requests import RequestDesk
+from ramify.overlay.live.broker.log import LogEntry
 from ramify.overlay.live.broker.quotas import Guard
 from ramify.overlay.live.wire.streams import api
 from ramify.overlay.live.wire.tasks import end_tasks
-from ramify.overlay.matchmaking.state import Place
+from ramify.overlay.matchmaking.state import TreePlace
 from ramify.overlay.matchmaking.step import MatchNode
 
 __all__ = ["Matchmaker", "MatchmakerConfig"]
@@ -57,7 +57,7 @@ class MatchmakerConfig:
     """A broker and its place in the trees (`places_of_overlay`)."""
 
     broker: BrokerConfig
-    place: Place
+    place: TreePlace
     look_every_s: float = 2.0
 
 
@@ -79,7 +79,7 @@ class Matchmaker:
         self.started_s = time.time()
         self.run_id = uuid.uuid4().hex
         self._open = False
-        self._waiting: deque[tuple[Passed, asyncio.Future[Answer]]] = deque()
+        self._waiting: deque[tuple[ForwardedRequest, asyncio.Future[Answer]]] = deque()
         self._asked = asyncio.Event()
 
     # ------------------------------------------------------------------------------------------- what is
@@ -128,7 +128,7 @@ class Matchmaker:
     async def _record(self, client: str) -> ClientRecord | None:
         return self.node.clients.get(client)
 
-    def _committed(self, done: Stepped, written: Sequence[Written]) -> None:
+    def _committed(self, done: StepResult, written: Sequence[LogEntry]) -> None:
         self.guard.wrote(written)
 
     # ----------------------------------------------------------------------------------------- the tasks
@@ -149,7 +149,7 @@ class Matchmaker:
         try:
             await asyncio.wait([steps, ready], return_when=asyncio.FIRST_COMPLETED)
             if not steps.done():
-                asker = Asker(self.broker, self.guard, self, self._schema)
+                asker = RequestDesk(self.broker, self.guard, self, self._schema)
                 parts = (
                     self._learn(),
                     self._decide(),
@@ -188,11 +188,11 @@ class Matchmaker:
 
     # ------------------------------------------------------------------------------------------ requests
 
-    async def ask(self, passed: Passed) -> Answer:
+    async def ask(self, passed: ForwardedRequest) -> Answer:
         """Do what a client asks, or this broker for it (`suspend`)."""
         if passed.request.op == "unadvertise" and not await self._has_routed(passed.request.wait_s):
             reason = "what was published before is not routed yet. Ask again."
-            return Answer(error=Problem("unavailable", reason))
+            return Answer(error=Refusal("unavailable", reason))
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((passed, answer))
         self._asked.set()
@@ -219,7 +219,7 @@ class Matchmaker:
             try:
                 await self.broker.write(lambda told=decided: self._made(told), self.node.settled)  # type: ignore[misc]
             except LiveError as error:
-                problem = Problem("unavailable", f"not known to be written: {error}. Ask again.")
+                problem = Refusal("unavailable", f"not known to be written: {error}. Ask again.")
                 decided = [(answer, Answer(error=problem)) for answer, _ in decided]
             for answer, told in decided:
                 if not answer.done():

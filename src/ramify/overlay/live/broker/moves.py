@@ -21,16 +21,16 @@ import nats.errors
 from nats.aio.msg import Msg
 
 from ramify.errors import InputError, LiveError
-from ramify.overlay.control.moves import DONE, Duty, Onward, duty_of, is_open
+from ramify.overlay.control.moves import DONE, Duty, LaneEnd, duty_of, is_open
 from ramify.overlay.control.names import token
 from ramify.overlay.control.records import (
     MOVES,
     Answer,
+    ClientPlace,
     ClientRecord,
+    ForwardedRequest,
     Move,
-    Passed,
-    Place,
-    Problem,
+    Refusal,
     Request,
     Status,
     decode,
@@ -67,7 +67,7 @@ class Porter:
         name: str,
         url: str,
         guard: Guard,
-        tell: Callable[[Passed], Awaitable[Answer]],
+        tell: Callable[[ForwardedRequest], Awaitable[Answer]],
         store: Callable[[], Awaitable[Store]],
         record: Callable[[str], Awaitable[ClientRecord | None]],
     ) -> None:
@@ -78,7 +78,7 @@ class Porter:
         self._polls: dict[str, list[_Poll]] = {}
         self._doing: dict[tuple[str, Duty], asyncio.Task[None]] = {}
         # what was said of clients before, for when the control server is away
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, ClientPlace] = {}
 
     async def run(self) -> None:
         """Do the duties of all moves, as they come."""
@@ -120,7 +120,7 @@ class Porter:
                 if duty is Duty.REPLICATE:
                     passed = self._said("replicated", move, await self._guard.begin_lane(move.client))
                 else:
-                    onward = Onward(move.id, move.foreign, move.start)
+                    onward = LaneEnd(move.id, move.foreign, move.start)
                     passed = self._said("ended", move, await self._guard.end_lane(move.client, onward))
                 answer = await self._tell(passed)
                 if answer.ok or (answer.error is not None and answer.error.code == "unknown"):
@@ -131,8 +131,8 @@ class Porter:
                 )
             await asyncio.sleep(_AGAIN_S)
 
-    def _said(self, op: str, move: Move, number: int) -> Passed:
-        return Passed(self._name, move.client, Request(op, move.id), number=number)
+    def _said(self, op: str, move: Move, number: int) -> ForwardedRequest:
+        return ForwardedRequest(self._name, move.client, Request(op, move.id), number=number)
 
     # ------------------------------------------------------------------------------- clients' questions
 
@@ -166,7 +166,7 @@ class Porter:
                     return Answer(error=_moved(client, place.home, place.urls.get(place.home, "")))
         return answer
 
-    async def _redirected(self, client: str) -> Problem | None:
+    async def _redirected(self, client: str) -> Refusal | None:
         """Where a client is now that was here before, for as long as the record of a move is kept.
 
         A later move may have begun elsewhere before the client heard of the one from here: then its own
@@ -216,7 +216,7 @@ class Porter:
 
     # ---------------------------------------------------------------------------------------- places
 
-    async def _place(self, client: str) -> Place:
+    async def _place(self, client: str) -> ClientPlace:
         """Where a client is. From memory while the control server is away: moves stand still then."""
         try:
             async with asyncio.timeout(_STORE_S):
@@ -231,7 +231,7 @@ class Porter:
             del self._places[next(iter(self._places))]
         return place
 
-    async def _read_place(self, client: str) -> Place:
+    async def _read_place(self, client: str) -> ClientPlace:
         record, move = await self._record(client), self._moves.get(client)
         lanes = [] if record is None else record.lanes
         home = self._name if record is None or not lanes else record.broker
@@ -239,7 +239,7 @@ class Porter:
         if move is not None and is_open(move):
             matter.add(move.foreign)
         urls = {broker: url for broker in sorted(matter) if (url := await self._url_of(broker))}
-        return Place(self._name, home, lanes, urls)
+        return ClientPlace(self._name, home, lanes, urls)
 
     async def _url_of(self, broker: str) -> str:
         """Where a broker's server is, by its own word; empty when that cannot be read."""
@@ -253,5 +253,5 @@ class Porter:
             return ""
 
 
-def _moved(client: str, broker: str, url: str) -> Problem:
-    return Problem("moved", f"client {client!r} has moved to broker {broker!r}: ask there", broker, url)
+def _moved(client: str, broker: str, url: str) -> Refusal:
+    return Refusal("moved", f"client {client!r} has moved to broker {broker!r}: ask there", broker, url)

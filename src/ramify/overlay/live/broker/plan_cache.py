@@ -15,9 +15,9 @@ import msgspec
 from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, LiveError, RamifyError
 from ramify.overlay.control.records import LiveEpoch, decode
-from ramify.overlay.control.revisions import Change, Changes
+from ramify.overlay.control.revisions import PlanChange, PlanChanges
 from ramify.overlay.live.wire.store import Store
-from ramify.overlay.routing.plan import Added, Removed, Revision
+from ramify.overlay.routing.plan import AddedSubscription, RemovedSubscription, Revision
 from ramify.overlay.routing.router import RoutingPlan
 from ramify.planning.plans.files import decode_plan
 
@@ -112,21 +112,21 @@ def _ready(content: bytes) -> RoutingPlan:
     return routing
 
 
-async def _changes(store: Store, key: str, epoch: int) -> Changes:
+async def _changes(store: Store, key: str, epoch: int) -> PlanChanges:
     found = await store.get(key)
     if found is None:
         raise LiveError(f"the control store has no {key}: it may have been put into a later plan")
-    record = decode(found[0], Changes)
+    record = decode(found[0], PlanChanges)
     if record.epoch != epoch:
         raise InputError(f"{key} is a change of epoch {record.epoch}, not of {epoch}")
     return record
 
 
-def _revision(change: Change) -> Revision:
+def _revision(change: PlanChange) -> Revision:
     if change.subscription is None:
-        return Removed(change.removed, change.growth)
+        return RemovedSubscription(change.removed, change.growth)
     row = _subscription(change.subscription)
-    return Added(row, change.class_id, tuple(change.channels), change.growth)
+    return AddedSubscription(row, change.class_id, tuple(change.channels), change.growth)
 
 
 def _subscription(row: dict[str, Any]) -> Subscription:

@@ -31,7 +31,7 @@ from nats.aio.client import Client as Nats
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from ramify.errors import LiveError
-from ramify.overlay.control.moves import Onward
+from ramify.overlay.control.moves import LaneEnd
 from ramify.overlay.control.names import DELIVER, OUT, name_of, token
 from ramify.overlay.control.output import Output
 from ramify.overlay.control.records import (
@@ -39,16 +39,16 @@ from ramify.overlay.control.records import (
     DEFAULT_QUOTA_BYTES,
     Answer,
     ClientRecord,
-    Passed,
+    ForwardedRequest,
     Request,
 )
 from ramify.overlay.live.broker.broker import Broker
-from ramify.overlay.live.broker.log import Written
+from ramify.overlay.live.broker.log import LogEntry
 from ramify.overlay.live.broker.retention import Reader
 from ramify.overlay.live.wire.streams import api
 from ramify.overlay.live.wire.tasks import end_tasks
 
-__all__ = ["Allowance", "Guard", "Unread", "overdue"]
+__all__ = ["Allowance", "Guard", "UnreadBytes", "overdue"]
 
 QUOTA, LEASE = "quota", "lease"
 """Reasons of a suspension."""
@@ -63,7 +63,7 @@ _TELL_AGAIN_S = 1.0
 _NEARLY_FULL, _CLIENTS_PART = 7 / 8, 1 / 4
 
 
-class Unread:
+class UnreadBytes:
     """Bytes on lanes beyond the position of their readers. Pure.
 
     Never too low, and too high by less than 64 KiB and a message; O(unread / 64 KiB) memory.
@@ -175,23 +175,23 @@ class Guard:
         self,
         broker: Broker,
         record: Callable[[str], Awaitable[ClientRecord | None]],
-        tell: Callable[[Passed], Awaitable[Answer]],
+        tell: Callable[[ForwardedRequest], Awaitable[Answer]],
     ) -> None:
         self._broker = broker
         self._record = record
         self._tell = tell
-        self._unread = Unread()
+        self._unread = UnreadBytes()
         self._known: dict[str, _Known] = {}
         self._telling: dict[str, asyncio.Task[None]] = {}
         # client -> why
         self.suspended: dict[str, str] = {}
         # clients that have moved away -> what their lane ends with; and those whose lane is over for good
-        self._ended: dict[str, Onward] = {}
+        self._ended: dict[str, LaneEnd] = {}
         self._given_up: set[str] = set()
 
     # ---------------------------------------------------------------------------------- what is heard
 
-    def wrote(self, written: Sequence[Written]) -> None:
+    def wrote(self, written: Sequence[LogEntry]) -> None:
         """Count what a step put on lanes."""
         for each in written:
             kind, _, client = each.output.lane.rpartition(".")
@@ -257,7 +257,7 @@ class Guard:
 
     def _has_ended(self, client: str, headers: Mapping[str, str]) -> None:
         self._of(client).guessed = True
-        self._ended[client] = Onward.decode(headers["M"])
+        self._ended[client] = LaneEnd.decode(headers["M"])
         if headers.get("X"):
             self._given_up.add(client)
 
@@ -361,7 +361,7 @@ class Guard:
 
     async def _give_up(self, client: str, reason: str, headers: Mapping[str, str]) -> None:
         """Drop what a client that has moved away left unread. Nothing else comes here, so that is all."""
-        lane, onward = _lane(client), Onward.decode(headers["M"])
+        lane, onward = _lane(client), LaneEnd.decode(headers["M"])
         if not headers.get("X"):
             onward = msgspec.structs.replace(onward, end=onward.end or int(headers["L"]))
             await self._broker.post(Output(lane, b"", {"X": reason, "M": onward.encode(), "N": "0"}))
@@ -383,20 +383,20 @@ class Guard:
             self.seen(client)
             return int((await self._broker.last_headers(lane)).get("L", "0"))
 
-    async def end_lane(self, client: str, onward: Onward) -> int:
+    async def end_lane(self, client: str, onward: LaneEnd) -> int:
         """Write the last message of the lane of a client that has moved away, if it is not there; returns
         its number. The suspension of a client is passed on."""
         await self._broker.add_clients([client])
         async with self._of(client).lock:
             lane = _lane(client)
             headers = await self._broker.last_headers(lane)
-            if "M" not in headers or Onward.decode(headers["M"]).move != onward.move:
+            if "M" not in headers or LaneEnd.decode(headers["M"]).move != onward.move:
                 said = {"M": onward.encode(), "N": "0"}
                 if headers.get("X"):
                     said["X"] = headers["X"]
                 await self._broker.post(Output(lane, b"", said))
                 headers = await self._broker.last_headers(lane)
-            self._ended[client] = found = Onward.decode(headers["M"])
+            self._ended[client] = found = LaneEnd.decode(headers["M"])
             self.suspended.pop(client, None)
             return found.end or int(headers["L"])
 
@@ -405,7 +405,7 @@ class Guard:
         onward = self._ended.pop(client)
         self._given_up.add(client)
         name = self._broker.config.name
-        self._begin(f"{client}/left", Passed(name, client, Request("left", onward.move)))
+        self._begin(f"{client}/left", ForwardedRequest(name, client, Request("left", onward.move)))
 
     @contextlib.asynccontextmanager
     async def serving(self, client: str) -> AsyncIterator[None]:
@@ -425,16 +425,16 @@ class Guard:
         self.suspended[client] = reason
 
     def _begin_telling(self, client: str, reason: str) -> None:
-        self._begin(client, Passed(self._broker.config.name, client, Request("suspend"), reason))
+        self._begin(client, ForwardedRequest(self._broker.config.name, client, Request("suspend"), reason))
 
-    def _begin(self, about: str, passed: Passed) -> None:
+    def _begin(self, about: str, passed: ForwardedRequest) -> None:
         if about in self._telling:
             return
         task = asyncio.create_task(self._tell_leader(passed))
         self._telling[about] = task
         task.add_done_callback(lambda _: self._telling.pop(about, None))
 
-    async def _tell_leader(self, passed: Passed) -> None:
+    async def _tell_leader(self, passed: ForwardedRequest) -> None:
         """Until it answers: only then do plans stop sending events here for a client that is suspended."""
         while True:
             answer = await self._tell(passed)

@@ -14,11 +14,23 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from ramify.errors import LiveError
-from ramify.overlay.control.records import DEFAULT_LEASE_S, DEFAULT_QUOTA_BYTES, Advertisement, Held
-from ramify.overlay.live.client.client import Client, Connecting, Filter, Policy, Subscription, place_of
-from ramify.overlay.live.client.incoming import Received
-from ramify.overlay.live.client.lane import Delivered
-from ramify.overlay.live.client.outgoing import Publishable
+from ramify.overlay.control.records import (
+    DEFAULT_LEASE_S,
+    DEFAULT_QUOTA_BYTES,
+    Advertisement,
+    ClientSubscription,
+)
+from ramify.overlay.live.client.client import (
+    Client,
+    Filter,
+    LiveSubscription,
+    PendingClient,
+    Policy,
+    place_of,
+)
+from ramify.overlay.live.client.inbox import ReceivedEvent
+from ramify.overlay.live.client.lane import DeliveredBatch
+from ramify.overlay.live.client.outbox import Publishable
 from ramify.overlay.live.wire.tasks import end_tasks
 
 __all__ = ["BlockingClient", "BlockingSubscription"]
@@ -114,7 +126,7 @@ def _others() -> set[asyncio.Task[Any]]:
 class BlockingClient:
     """See the module. Make it with `connect`, and use it with `with`; not from several threads at once."""
 
-    def __init__(self, connecting: Callable[[], Connecting]) -> None:
+    def __init__(self, connecting: Callable[[], PendingClient]) -> None:
         made = connecting()
         self._loop = _Loop("ramify-client")
         try:
@@ -208,7 +220,7 @@ class BlockingClient:
     ) -> "BlockingSubscription":
         """Subscribe, and wait until it is done; see `Client.subscribe`."""
 
-        async def subscribed() -> Subscription:
+        async def subscribed() -> LiveSubscription:
             return await self._client.subscribe(
                 filter,
                 sql=sql,
@@ -246,7 +258,7 @@ class BlockingClient:
         """See `Client.unadvertise`."""
         self._loop.run(self._client.unadvertise(id))
 
-    def subscriptions(self) -> dict[str, Held]:
+    def subscriptions(self) -> dict[str, ClientSubscription]:
         """See `Client.subscriptions`."""
         return self._loop.run(self._client.subscriptions())
 
@@ -260,7 +272,7 @@ class BlockingClient:
 
     def deliveries(
         self, after: int | None = None, *, timeout_s: float | None = None
-    ) -> Iterator[Delivered]:
+    ) -> Iterator[DeliveredBatch]:
         """See `Client.deliveries`; it ends when nothing came for `timeout_s`."""
         lane = self._client.deliveries(after)
         try:
@@ -276,9 +288,9 @@ class BlockingClient:
 
 
 class BlockingSubscription:
-    """An iterator of `Received` without end; see `Subscription`."""
+    """An iterator of `ReceivedEvent` without end; see `LiveSubscription`."""
 
-    def __init__(self, loop: _Loop, client: Client, subscription: Subscription) -> None:
+    def __init__(self, loop: _Loop, client: Client, subscription: LiveSubscription) -> None:
         self._loop = loop
         self._client = client
         self._subscription = subscription
@@ -293,7 +305,7 @@ class BlockingSubscription:
         """Where it was not active yet when it was made, with why."""
         return self._subscription.missing
 
-    def get(self, timeout_s: float | None = None) -> Received | None:
+    def get(self, timeout_s: float | None = None) -> ReceivedEvent | None:
         """The next event; None when none came in time, or the subscription has ended."""
         return self._loop.run(self._subscription.get(timeout_s), self._put_back)
 
@@ -304,22 +316,24 @@ class BlockingSubscription:
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Received:
+    def __next__(self) -> ReceivedEvent:
         found = self.get()
         if found is None:
             raise StopIteration
         return found
 
-    def _put_back(self, event: Received | None) -> None:
+    def _put_back(self, event: ReceivedEvent | None) -> None:
         if event is not None:
             self._client._incoming.put_back(event)
 
 
-async def _awaited(connecting: Connecting) -> Client:
+async def _awaited(connecting: PendingClient) -> Client:
     return await connecting
 
 
-async def _one(lane: AsyncGenerator[Delivered, None], timeout_s: float | None) -> Delivered | None:
+async def _one(
+    lane: AsyncGenerator[DeliveredBatch, None], timeout_s: float | None
+) -> DeliveredBatch | None:
     try:
         async with asyncio.timeout(timeout_s):
             return await anext(lane, None)

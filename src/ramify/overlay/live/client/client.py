@@ -53,9 +53,9 @@ from ramify.overlay.control.records import (
     Advertisement,
     Answer,
     ClientRecord,
-    Held,
+    ClientSubscription,
+    FilterText,
     Request,
-    Spelled,
     subscription_of,
 )
 from ramify.overlay.live.client.errors import (
@@ -67,16 +67,16 @@ from ramify.overlay.live.client.errors import (
     UnknownSubscriptionError,
     refused,
 )
-from ramify.overlay.live.client.incoming import WINDOW_BYTES, WINDOW_MESSAGES, Incoming, Received
+from ramify.overlay.live.client.inbox import WINDOW_BYTES, WINDOW_MESSAGES, ClientInbox, ReceivedEvent
 from ramify.overlay.live.client.lane import (
-    Delivered,
+    DeliveredBatch,
     LaneClient,
     LostPositionError,
     OutcomeUnknownError,
     SuspendedError,
 )
 from ramify.overlay.live.client.moves import Guide, Offer, Policy, Wires
-from ramify.overlay.live.client.outgoing import Publishable, outgoing
+from ramify.overlay.live.client.outbox import Publishable, outgoing
 from ramify.overlay.live.wire.security import pair_of, read_seed
 from ramify.overlay.live.wire.streams import Endpoint
 
@@ -84,19 +84,19 @@ __all__ = [
     "WINDOW_BYTES",
     "WINDOW_MESSAGES",
     "Client",
-    "Delivered",
+    "ClientAddress",
+    "DeliveredBatch",
     "ExistsError",
     "Filter",
+    "LiveSubscription",
     "LostPositionError",
     "NotEverywhereError",
     "Offer",
     "OutcomeUnknownError",
-    "Place",
     "Policy",
-    "Received",
+    "ReceivedEvent",
     "RefusedError",
     "RefusedFilterError",
-    "Subscription",
     "SuspendedError",
     "UnavailableError",
     "UnknownSubscriptionError",
@@ -117,7 +117,7 @@ _MOST_UNSURE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ClientAddress:
     """How a client connects, as a directory of `ramify up` says."""
 
     client: str
@@ -126,12 +126,14 @@ class Place:
     seed_file: Path
 
 
-def place_of(directory: str | Path, client: str) -> Place:
+def place_of(directory: str | Path, client: str) -> ClientAddress:
     """Read `<directory>/clients/<token>.json`. Raises `InputError`."""
     path = Path(directory) / "clients" / f"{token(client)}.json"
     try:
         found = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
-        return Place(found["client"], found["broker"], found["url"], Path(directory) / found["seed_file"])
+        return ClientAddress(
+            found["client"], found["broker"], found["url"], Path(directory) / found["seed_file"]
+        )
     except FileNotFoundError:
         reason = f"no client {client!r} here: name one of the clients that `ramify up` was given"
         raise InputError(reason, path=str(path)) from None
@@ -149,7 +151,7 @@ def spelled(
     sql: str | None = None,
     pattern: Mapping[str, Any] | None = None,
     keywords: Sequence[str] | Sequence[Sequence[str]] | None = None,
-) -> Spelled:
+) -> FilterText:
     """A filter as requests have it: text is SQL, a mapping is a pattern, a list is keywords.
 
     It is parsed, so that what is wrong with it shows with its place. Raises `InputError`, `FilterError`.
@@ -159,12 +161,12 @@ def spelled(
         raise InputError(f"give one filter, as sql, pattern or keywords; {len(given)} were given")
     (value,) = given
     if isinstance(value, str) and keywords is None and pattern is None:
-        found = Spelled(sql=value)
+        found = FilterText(sql=value)
     elif isinstance(value, Mapping) and sql is None and keywords is None:
-        found = Spelled(pattern=dict(value))
+        found = FilterText(pattern=dict(value))
     elif isinstance(value, Sequence) and not isinstance(value, str) and sql is None and pattern is None:
         words: Any = [word if isinstance(word, str) else list(word) for word in value]
-        found = Spelled(keywords=words)
+        found = FilterText(keywords=words)
     else:
         raise InputError(
             f"{type(value).__name__} is no filter: SQL is text, a pattern a dict, keywords a list"
@@ -177,7 +179,7 @@ def spelled(
     return found
 
 
-def filter_id(filter: Spelled) -> str:
+def filter_id(filter: FilterText) -> str:
     """The id of a subscription that was given none: the same for the same filter."""
     return "s-" + hashlib.blake2b(msgspec.json.encode(filter, order="sorted"), digest_size=8).hexdigest()
 
@@ -198,7 +200,7 @@ class Client:
         self._wires = wires
         self._secret = secret
         self._timeout_s = timeout_s
-        self._incoming = Incoming(wires, after)
+        self._incoming = ClientInbox(wires, after)
         # id of a publish whose outcome is unknown -> where it was tried
         self._unsure: dict[str, LaneClient] = {}
         self._guide = Guide(wires, on_move, self._ask, lambda: self._incoming.is_read)
@@ -217,7 +219,7 @@ class Client:
         timeout_s: float = 30.0,
         tls: ssl.SSLContext | None = None,
         on_move: Policy = "accept",
-    ) -> "Connecting":
+    ) -> "PendingClient":
         """Connect to the broker that the client is attached to: `await` it, or use it with `async with`.
 
         `after` is the lane's number up to which everything is dealt with, when that is known from before.
@@ -233,7 +235,7 @@ class Client:
         InputError
             For a name or a key that is none.
         """
-        return Connecting(cls, name, url, seed, seed_file, after, timeout_s, tls, on_move)
+        return PendingClient(cls, name, url, seed, seed_file, after, timeout_s, tls, on_move)
 
     @classmethod
     def at(
@@ -244,7 +246,7 @@ class Client:
         after: int | None = None,
         timeout_s: float = 30.0,
         on_move: Policy = "accept",
-    ) -> "Connecting":
+    ) -> "PendingClient":
         """Connect to an overlay on this machine, by the directory that `ramify up` was given."""
         place = place_of(directory, name)
         return cls.connect(
@@ -325,7 +327,7 @@ class Client:
         wait_s: float = 5.0,
         raise_if_missing: bool = False,
         latency_ms: float | None = None,
-    ) -> "Subscription":
+    ) -> "LiveSubscription":
         """Subscribe: `await` it, and then iterate over it; or iterate right away.
 
         It is asked for once it is awaited or iterated. When that is done every broker knows it, but for
@@ -342,7 +344,7 @@ class Client:
         found = spelled(filter, sql=sql, pattern=pattern, keywords=keywords)
         asked = id or filter_id(found)
         request = Request("subscribe", asked, found, quota_bytes, lease_s, wait_s, latency_ms=latency_ms)
-        return Subscription(self, request, raise_if_missing)
+        return LiveSubscription(self, request, raise_if_missing)
 
     async def unsubscribe(self, id: str, *, wait_s: float = 5.0) -> Mapping[str, str]:
         """End a subscription; what waits for it is dropped. Returns where it is not gone yet, with why."""
@@ -370,7 +372,7 @@ class Client:
         """Take an advertisement back."""
         await self._ask(Request("unadvertise", id))
 
-    async def subscriptions(self) -> dict[str, Held]:
+    async def subscriptions(self) -> dict[str, ClientSubscription]:
         """The subscriptions of this client by id, also those of earlier processes."""
         return {self._own(id): held for id, held in (await self._listed()).subscriptions.items()}
 
@@ -385,7 +387,7 @@ class Client:
         self._warn("what was suspended", answer)
         return answer.missing
 
-    async def deliveries(self, after: int | None = None) -> AsyncGenerator[Delivered, None]:
+    async def deliveries(self, after: int | None = None) -> AsyncGenerator[DeliveredBatch, None]:
         """All that comes for this client, in batches with their numbers, for all its subscriptions.
 
         What was yielded is acknowledged when the next is asked for. Without `after` it goes on where this
@@ -402,7 +404,7 @@ class Client:
         async with contextlib.aclosing(self._incoming.deliveries(after)) as lane:
             async for delivered in lane:
                 ids = tuple(map(self._own, delivered.subscriptions))
-                yield Delivered(delivered.number, ids, delivered.events)
+                yield DeliveredBatch(delivered.number, ids, delivered.events)
 
     async def acknowledge(self, number: int) -> None:
         """Deliveries up to this number are dealt with: for whoever asks `deliveries` for no other."""
@@ -441,8 +443,8 @@ class Client:
         )
 
 
-class Subscription:
-    """What `Client.subscribe` gives: awaitable, and an asynchronous iterator of `Received` without end.
+class LiveSubscription:
+    """What `Client.subscribe` gives: awaitable, and an endless asynchronous iterator of `ReceivedEvent`.
 
     It ends when it is unsubscribed or the client is closed. `missing` says where it is not active yet.
     """
@@ -457,10 +459,10 @@ class Subscription:
         self._lock = asyncio.Lock()
         self._asked = False
 
-    def __await__(self) -> Generator[Any, None, "Subscription"]:
+    def __await__(self) -> Generator[Any, None, "LiveSubscription"]:
         return self._active().__await__()
 
-    async def _active(self) -> "Subscription":
+    async def _active(self) -> "LiveSubscription":
         async with self._lock:
             if self._asked:
                 return self
@@ -480,23 +482,23 @@ class Subscription:
         """End it; iterating over it ends."""
         await self._client.unsubscribe(self.id)
 
-    def __aiter__(self) -> "Subscription":
+    def __aiter__(self) -> "LiveSubscription":
         return self
 
-    async def __anext__(self) -> Received:
+    async def __anext__(self) -> ReceivedEvent:
         await self._active()
         found = await self._client._incoming.next(self.id)
         if found is None:
             raise StopAsyncIteration
         return found
 
-    async def get(self, timeout_s: float | None = None) -> Received | None:
+    async def get(self, timeout_s: float | None = None) -> ReceivedEvent | None:
         """The next event; None when none came in time, or the subscription has ended."""
         await self._active()
         return await self._client._incoming.next(self.id, timeout_s)
 
 
-class Connecting:
+class PendingClient:
     """A connection that is to be made: `await` it for a `Client`, or use it with `async with`."""
 
     def __init__(

@@ -14,7 +14,7 @@ All are `LiveError`.
 from collections.abc import Mapping
 
 from ramify.errors import LiveError
-from ramify.overlay.control.records import Problem
+from ramify.overlay.control.records import Refusal
 from ramify.overlay.live.client.lane import SuspendedError
 
 __all__ = [
@@ -74,7 +74,7 @@ _ERRORS: dict[str, type[RefusedError]] = {
 }
 
 
-def refused(problem: Problem) -> LiveError:
+def refused(problem: Refusal) -> LiveError:
     """The error of an answer."""
     if problem.code == "suspended":
         return SuspendedError("", text=f"{problem.reason}. Call resume() to go on.")

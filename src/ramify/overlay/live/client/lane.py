@@ -36,15 +36,15 @@ from ramify.content.events.events import FIXED_COLUMNS
 from ramify.errors import LiveError
 from ramify.overlay.control.frames import LINK_LIMITS, decode_events, encode_events
 from ramify.overlay.control.intake import ARROW_TYPE
-from ramify.overlay.control.lanes import Inlet, Verdict
-from ramify.overlay.control.moves import Onward
+from ramify.overlay.control.lanes import Inlet, LaneVerdict
+from ramify.overlay.control.moves import LaneEnd
 from ramify.overlay.control.names import OUT, PUBLISH, token
-from ramify.overlay.live.wire.pull import Pulled, Puller
+from ramify.overlay.live.wire.pull import PulledMessage, Puller
 from ramify.overlay.live.wire.security import INFO, LAST
 from ramify.overlay.live.wire.streams import DUPLICATE_WINDOW_S, Endpoint, connect, disconnect
 
 __all__ = [
-    "Delivered",
+    "DeliveredBatch",
     "LaneClient",
     "LaneReader",
     "LostPositionError",
@@ -101,7 +101,7 @@ _SUSPENSIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
+class DeliveredBatch:
     """Events for some subscriptions of the client; `number` is the position on its lane."""
 
     number: int
@@ -260,7 +260,7 @@ class LaneClient:
             except (nats.errors.Error, TimeoutError, KeyError):
                 await asyncio.sleep(_WAIT_S)
 
-    async def deliveries(self, after: int | None = None) -> AsyncIterator[Delivered]:
+    async def deliveries(self, after: int | None = None) -> AsyncIterator[DeliveredBatch]:
         """What comes on the lane after a number, in order, without end. See the module.
 
         Without a number it goes on after what was acknowledged last.
@@ -305,7 +305,7 @@ class LaneReader:
         self._replies: dict[int, str] = {}
         self._suspension: tuple[int, str] | None = None
         # the last message of the lane, once it was taken
-        self._onward: tuple[int, Onward] | None = None
+        self._onward: tuple[int, LaneEnd] | None = None
 
     @property
     def position(self) -> int:
@@ -313,16 +313,16 @@ class LaneReader:
         return self._base + self._inlet.taken
 
     @property
-    def onward(self) -> tuple[int, Onward] | None:
+    def onward(self) -> tuple[int, LaneEnd] | None:
         """The end of the lane as numbered there, and where to go on; None before all of it was taken."""
         return None if self._suspension is not None else self._onward
 
     @staticmethod
-    def ended(headers: Mapping[str, str]) -> tuple[int, Onward] | None:
+    def ended(headers: Mapping[str, str]) -> tuple[int, LaneEnd] | None:
         """As `onward`, by the headers of the last message of a lane."""
         if "M" not in headers:
             return None
-        said = Onward.decode(headers["M"])
+        said = LaneEnd.decode(headers["M"])
         return said.end or int(headers["L"]), said
 
     @property
@@ -330,7 +330,7 @@ class LaneReader:
         """Whether all that was taken is."""
         return not self._replies
 
-    async def take(self) -> Delivered:
+    async def take(self) -> DeliveredBatch:
         """The next one.
 
         Raises
@@ -362,9 +362,9 @@ class LaneReader:
             number = int(message.headers.get("L", "0"))
             before = self._inlet.taken if self._known else -1
             verdict = self._verdict(number, message)
-            if verdict is Verdict.OLD and number <= self._inlet.committed:
+            if verdict is LaneVerdict.OLD and number <= self._inlet.committed:
                 await self._puller.acknowledge(message.reply)  # the server did not hear it
-            if verdict is not Verdict.NEXT:
+            if verdict is not LaneVerdict.NEXT:
                 continue
             self._replies[number] = message.reply
             self._onward = self.ended(message.headers)
@@ -374,10 +374,10 @@ class LaneReader:
             if reason and not repeated:
                 self._suspension = number, reason
             elif reason is not None or self._onward is not None:
-                return Delivered(self._base + number, (), _nothing())
+                return DeliveredBatch(self._base + number, (), _nothing())
             else:
                 ids = tuple(json.loads(message.headers.get("F", "[]")))
-                return Delivered(self._base + number, ids, decode_events(message.payload, LINK_LIMITS))
+                return DeliveredBatch(self._base + number, ids, decode_events(message.payload, LINK_LIMITS))
 
     async def acknowledge(self, number: int) -> None:
         """This one and all before it are dealt with. Never raises for a server that is away: what it does
@@ -397,25 +397,25 @@ class LaneReader:
         if self._started:
             await self._puller.stop()
 
-    def _verdict(self, number: int, message: Pulled) -> Verdict:
+    def _verdict(self, number: int, message: PulledMessage) -> LaneVerdict:
         if not self._known:
             if self._connections != self._nats.stats["reconnects"]:
-                return Verdict.GAP
+                return LaneVerdict.GAP
             self._inlet.forget_taken(max(number - 1, self._start))
             self._known = True
         verdict = self._inlet.verdict(number)
-        if verdict is Verdict.GAP and "X" in message.headers:
+        if verdict is LaneVerdict.GAP and "X" in message.headers:
             # what was before it is purged
             self._inlet.forget_taken(number - 1)
             self._replies.clear()
             verdict = self._inlet.verdict(number)
         now = time.monotonic()
-        if verdict is Verdict.GAP:
+        if verdict is LaneVerdict.GAP:
             self._since = self._since if self._behind else now
             self._lowest = min(self._lowest, number) if self._stuck else number
             self._stuck = self._stuck or now
             self._behind = max(self._behind, number)
-        elif verdict is Verdict.NEXT:
+        elif verdict is LaneVerdict.NEXT:
             self._stuck = 0.0
             if self._inlet.taken >= self._behind:
                 self._behind = 0

@@ -24,8 +24,8 @@ import nats.errors
 from ramify.errors import InputError, LiveError
 from ramify.overlay.control.moves import next_lane, part_of
 from ramify.overlay.control.names import CONTROL
-from ramify.overlay.control.records import Answer, Lane, Move, Place, Problem, Request, decode, encode
-from ramify.overlay.live.client.lane import Delivered, LaneClient, LaneReader
+from ramify.overlay.control.records import Answer, ClientPlace, Lane, Move, Refusal, Request, decode, encode
+from ramify.overlay.live.client.lane import DeliveredBatch, LaneClient, LaneReader
 from ramify.overlay.live.wire.tasks import end_tasks
 
 __all__ = ["Course", "Guide", "Offer", "Policy", "Wires"]
@@ -121,11 +121,11 @@ class Wires:
             await asyncio.sleep(_PAUSE_S)
             await self.place()
 
-    async def follow(self, problem: Problem) -> None:
+    async def follow(self, problem: Refusal) -> None:
         """Go where a broker said that the client has moved to. Raises `LiveError` when that fails."""
         self.home = await self.reach(problem.broker, problem.url)
 
-    async def place(self) -> Place:
+    async def place(self) -> ClientPlace:
         """Where the client is and what lanes it has, as its broker says. Waits until one does.
 
         A broker that knows no moves answers that it does not know the question: then there is one lane.
@@ -138,7 +138,7 @@ class Wires:
                 self._urls |= {broker: url for broker, url in place.urls.items() if url}
                 return place
             if answer is not None and answer.error is not None and answer.error.code == "bad_request":
-                return Place("", "")
+                return ClientPlace("", "")
             await asyncio.sleep(_PAUSE_S)
 
     async def ask_once(self, request: Request, limit_s: float) -> Answer | None:
@@ -173,7 +173,7 @@ class Guide:
         """Ask for offers no more."""
         await end_tasks(self._tasks)
 
-    async def follow(self, problem: Problem) -> bool:
+    async def follow(self, problem: Refusal) -> bool:
         """Whether a broker said that the client is elsewhere; then it is asked there from now on."""
         if problem.code != "moved":
             return False
@@ -269,7 +269,7 @@ class Course:
         """The number of what was taken last; None when that is not known yet."""
         return self._after if self._reader is None else self._reader.position
 
-    async def take(self) -> Delivered:
+    async def take(self) -> DeliveredBatch:
         """The next one; see `LaneReader.take`."""
         if self._reader is None:
             self._reader = await self._begin()

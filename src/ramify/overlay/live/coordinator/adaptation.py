@@ -20,10 +20,19 @@ from dataclasses import dataclass, replace
 
 from ramify.errors import PlanError, RamifyError
 from ramify.overlay.control.epochs import EpochError
-from ramify.overlay.control.epochs import State as Life
+from ramify.overlay.control.epochs import EpochStage as Life
 from ramify.overlay.control.records import encode
 from ramify.overlay.control.registry import Book, Matching
-from ramify.overlay.control.replan import Cost, Decided, Job, Made, Measured, grown, has_risen, spec_of
+from ramify.overlay.control.replan import (
+    CostMeter,
+    EpochCost,
+    PlanDecision,
+    ReplanJob,
+    ReplanResult,
+    grown,
+    has_risen,
+    spec_of,
+)
 from ramify.overlay.live.coordinator.leader_store import Stores
 from ramify.overlay.live.wire.tasks import end_tasks
 from ramify.planning.demand.demand import Demand
@@ -43,7 +52,7 @@ _MARKS = 16
 DemandSource = Callable[[Plan], Awaitable[Demand | None]]
 """The demand of late, with the classes of a plan; None where nothing is known."""
 
-Make = Callable[[Job], Awaitable[Made]]
+Make = Callable[[ReplanJob], Awaitable[ReplanResult]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +102,14 @@ class _Trial:
     old: int
     old_plan: Plan
     since: float
-    marks: tuple[Cost, ...]
+    marks: tuple[EpochCost, ...]
 
 
 @dataclass(slots=True)
 class _Making:
     """Plans that are being made: `for_lack` because the head lacks something, else by period."""
 
-    task: asyncio.Task[tuple[Made | None, Demand | None]]
+    task: asyncio.Task[tuple[ReplanResult | None, Demand | None]]
     for_lack: bool
     began_with: int
 
@@ -118,15 +127,15 @@ class Adapter:
         wake: Callable[[], None],
         synchronise: Callable[[], Awaitable[None]],
     ) -> None:
-        self.measured = Measured()
-        self.last: Decided | None = None
+        self.measured = CostMeter()
+        self.last: PlanDecision | None = None
         """The latest decision of this term."""
         self._settings, self._replanner, self._stores, self._book = settings, replanner, stores, book
         self._make_plans, self._wake, self._synchronise = make, wake, synchronise
         self._making: _Making | None = None
         self._trial: _Trial | None = None
         # the head and its cost at the last weighings
-        self._marks: tuple[tuple[int, Cost], ...] = ()
+        self._marks: tuple[tuple[int, EpochCost], ...] = ()
         # a plan that must be installed as soon as fewer than three epochs live
         self._pending: tuple[Plan, Demand | None] | None = None
         self._lack_again_at = self._propose_at = 0.0
@@ -179,7 +188,7 @@ class Adapter:
         head = self._book.epochs.wanted or 0
         self._marks = (*self._marks[1 - _MARKS :], (head, self.measured.cost(head, self._book.overlay)))
 
-    def _begin(self, work: Awaitable[tuple[Made | None, Demand | None]], *, for_lack: bool) -> None:
+    def _begin(self, work: Awaitable[tuple[ReplanResult | None, Demand | None]], *, for_lack: bool) -> None:
         task = asyncio.ensure_future(work)
         task.add_done_callback(lambda _: self._wake())
         self._making = _Making(task, for_lack, self._book.epochs.wanted or 0)
@@ -188,20 +197,22 @@ class Adapter:
         epochs = self._book.epochs
         return epochs.wanted is not None and epochs.state(epochs.wanted) is Life.FLIPPED
 
-    async def _for_lack(self, plan: Plan, demand: Demand | None) -> tuple[Made | None, Demand | None]:
+    async def _for_lack(
+        self, plan: Plan, demand: Demand | None
+    ) -> tuple[ReplanResult | None, Demand | None]:
         """A plan of the head's scheme that has everything that is wanted."""
         await self._synchronise()
         wanted = self._book.wanted_at(self._book.head.at)
         bare = await asyncio.to_thread(grown, plan, dict(wanted))
         specs = [spec_of(plan, self._settings.scheme)]
-        return await self._make_plans(Job(bare, specs, demand)), demand
+        return await self._make_plans(ReplanJob(bare, specs, demand)), demand
 
-    async def _weigh(self, with_: Replanner, plan: Plan) -> tuple[Made | None, Demand | None]:
+    async def _weigh(self, with_: Replanner, plan: Plan) -> tuple[ReplanResult | None, Demand | None]:
         demand = await with_.source(plan)
         if demand is None or demand.events < max(1, with_.least_events):
             return None, None
         await self._synchronise()
-        job = Job(plan, with_.specs, demand, with_.threshold, with_.seed)
+        job = ReplanJob(plan, with_.specs, demand, with_.threshold, with_.seed)
         return await self._make_plans(job), demand
 
     async def _made(self, making: _Making) -> None:
@@ -257,7 +268,7 @@ class Adapter:
         reason = "subscriptions that the plan before cannot take" + (f"; {moves}" if moves else "")
         await self._decide("install", reason, before, epoch=epoch)
 
-    async def _install(self, made: Made, plan: Plan, demand: Demand | None) -> None:
+    async def _install(self, made: ReplanResult, plan: Plan, demand: Demand | None) -> None:
         old, before = self._book.epochs.wanted, self._book.head.plan
         try:
             epoch = await self._propose(plan, demand)
@@ -295,7 +306,7 @@ class Adapter:
             self._rest = _FIRST_REST
         self.measured.forget(epochs.live)
 
-    async def _roll_back(self, trial: _Trial, before: Cost, after: Cost) -> None:
+    async def _roll_back(self, trial: _Trial, before: EpochCost, after: EpochCost) -> None:
         costs = before.per_gb or 0.0, after.per_gb or 0.0
         reason = f"measured cost rose from {costs[0]:.6g} to {costs[1]:.6g} per published GB"
         bad, epoch = self._book.head.plan, trial.old
@@ -309,17 +320,17 @@ class Adapter:
         except (EpochError, PlanError) as error:
             await self._decide("give_up", f"{reason}, but the plan before cannot be had: {error}", bad)
             return
-        made = Made((), trial.old_plan, costs[0], costs[1])
+        made = ReplanResult((), trial.old_plan, costs[0], costs[1])
         await self._decide("rollback", reason, bad, made, epoch=epoch)
 
     async def _decide(
-        self, action: str, reason: str, old: Plan, made: Made | None = None, *, epoch: int = 0
+        self, action: str, reason: str, old: Plan, made: ReplanResult | None = None, *, epoch: int = 0
     ) -> None:
         """Log a decision and keep it in the store, the last `_MOST_DECISIONS` of them."""
         new = "" if made is None or made.plan is None else made.plan.scheme
         costs = (None, None, None) if made is None else (made.old_cost, made.new_cost, made.saving)
         tried = [] if made is None else list(made.tried)
-        decided = Decided(time.time(), action, reason, old.scheme, new, epoch, *costs, tried)
+        decided = PlanDecision(time.time(), action, reason, old.scheme, new, epoch, *costs, tried)
         self._decided += 1
         _log.info("%s: %s (%s -> %s, cost %s -> %s)", action, reason, old.scheme, new or "-", *costs[:2])
         await self._stores.store.put(f"decisions.{self._decided}", encode(decided), force=True)
@@ -328,7 +339,7 @@ class Adapter:
             await self._stores.delete(f"decisions.{self._decided - _MOST_DECISIONS}")
 
 
-def _why_kept(made: Made) -> str:
+def _why_kept(made: ReplanResult) -> str:
     if made.saving is not None:
         return f"the best plan saves {made.saving:.1%} of the predicted cost, which is too little"
     return "no scheme made a plan: " + "; ".join(f"{t.spec}: {t.reason}" for t in made.tried)

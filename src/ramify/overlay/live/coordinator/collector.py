@@ -31,7 +31,7 @@ from ramify.durable import flush_directory, replace_file, write_parquet
 from ramify.errors import InputError, LiveError, RamifyError
 from ramify.overlay.control.frames import LINK_LIMITS, concat, decode_events
 from ramify.overlay.control.names import SAMPLES, name_of, token
-from ramify.overlay.live.wire.pull import Pulled, Puller
+from ramify.overlay.live.wire.pull import PulledMessage, Puller
 from ramify.overlay.live.wire.streams import Endpoint, api, connect, ensure_consumer, ensure_samples
 
 __all__ = ["PUBLISHERS", "Collector", "CollectorConfig", "read_publishers"]
@@ -149,7 +149,7 @@ class Collector:
             async with asyncio.timeout(self.config.linger_s / 2):
                 await arrived.wait()
 
-    def _take(self, message: Pulled) -> None:
+    def _take(self, message: PulledMessage) -> None:
         """Keep the events of the next message. Redelivered ones may come in any order: early ones are left
         to come again."""
         position = self._taken[-1][0] if self._taken else self._position

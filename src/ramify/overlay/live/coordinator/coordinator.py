@@ -25,12 +25,12 @@ from ramify.content.events.events import AttributeType
 from ramify.errors import InputError, LiveError, PlanError
 from ramify.network.graphs.overlay import Overlay
 from ramify.overlay.control.epochs import EpochError
-from ramify.overlay.control.records import LEADER, OVERLAY, REPLACED, STATE, State, decode
+from ramify.overlay.control.records import LEADER, OVERLAY, REPLACED, STATE, ControlState, decode
 from ramify.overlay.control.registry import Book, Write
-from ramify.overlay.control.replan import Job, Made, make_plans
+from ramify.overlay.control.replan import ReplanJob, ReplanResult, make_plans
 from ramify.overlay.live.coordinator.adaptation import Replanner, Settings
 from ramify.overlay.live.coordinator.leader_store import Stores
-from ramify.overlay.live.coordinator.shares import Sharer, show
+from ramify.overlay.live.coordinator.shares import ShareKeeper, show
 from ramify.overlay.live.coordinator.term import Term
 from ramify.overlay.live.wire.store import INITIAL, Lease, Store
 from ramify.overlay.live.wire.streams import Endpoint, connect, sparing
@@ -103,7 +103,7 @@ class Coordinator:
         """The term of this coordinator, while it leads."""
         self.terms = 0
         """How many terms it has begun."""
-        self.sharer: Sharer | None = None
+        self.sharer: ShareKeeper | None = None
         """Its share of the attributes, while it stands by."""
         self._replaced = False
 
@@ -151,7 +151,7 @@ class Coordinator:
     async def _stand_by(self, store: Store, connection: Nats, lease: Lease) -> None:
         """Until the lead is taken."""
         schema = self.config.schema if self.config.plan is None else self.config.plan.classes.schema
-        self.sharer = Sharer(self.config.name, schema, store, connection)
+        self.sharer = ShareKeeper(self.config.name, schema, store, connection)
         sharing = asyncio.create_task(self.sharer.run())
         try:
             while not await lease.take():
@@ -174,7 +174,7 @@ class Coordinator:
         self.term = Term(self.config.settings, self.replanner, stores, connection, book, self._make)
         await self.term.run()
 
-    async def _make(self, job: Job) -> Made:
+    async def _make(self, job: ReplanJob) -> ReplanResult:
         return await make_in_process(job, self.config.planning_s)
 
     async def _begin(self, stores: Stores) -> Book:
@@ -302,7 +302,7 @@ async def _load(stores: Stores, state: bytes, clients: Mapping[str, bytes]) -> B
             raise LiveError(f"the state names {key}, which the store has not: another leader is at work")
         values[key] = found[0]
 
-    live = decode(state, State).live
+    live = decode(state, ControlState).live
     large = [OVERLAY, *(epoch.plan_key for epoch in live)]
     small = [key for epoch in live for _, key in epoch.changes]
     await asyncio.gather(*(read(k, large=True) for k in large), *(read(k, large=False) for k in small))
@@ -316,7 +316,7 @@ async def _load(stores: Stores, state: bytes, clients: Mapping[str, bytes]) -> B
 # ------------------------------------------------------------------------------------- making of plans
 
 
-async def make_in_process(job: Job, limit_s: float) -> Made:
+async def make_in_process(job: ReplanJob, limit_s: float) -> ReplanResult:
     """Do a job in a process of its own, so that this one renews its leases and answers meanwhile.
 
     Only bytes pass between them. The process ends with the job, when this is cancelled, and after
@@ -342,7 +342,7 @@ async def make_in_process(job: Job, limit_s: float) -> Made:
         ours.close()
         if child.is_alive():
             child.kill()
-    return await asyncio.to_thread(Made.decode, made)
+    return await asyncio.to_thread(ReplanResult.decode, made)
 
 
 def _begun(child: Any, ours: Any, theirs: Any, data: bytes) -> None:

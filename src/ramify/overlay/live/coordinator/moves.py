@@ -22,7 +22,7 @@ from ramify.overlay.control.moves import (
     OFFERED,
     REPLICATED,
     SWITCHED,
-    View,
+    ClientView,
     accepted,
     declined,
     ended,
@@ -37,14 +37,14 @@ from ramify.overlay.control.records import (
     MOVES,
     Answer,
     ClientRecord,
+    ForwardedRequest,
     Move,
-    Passed,
-    Problem,
+    Refusal,
     decode,
     encode,
 )
 from ramify.overlay.control.registry import Book, Write
-from ramify.overlay.control.replan import Job, Made, grown, spec_of
+from ramify.overlay.control.replan import ReplanJob, ReplanResult, grown, spec_of
 from ramify.overlay.live.coordinator.adaptation import Make
 from ramify.overlay.live.coordinator.leader_store import Stores
 from ramify.overlay.live.wire.store import INITIAL
@@ -52,7 +52,7 @@ from ramify.overlay.live.wire.tasks import end_tasks
 from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.plan import Plan
 
-__all__ = ["MOVE_OPS", "Moving", "move_key"]
+__all__ = ["MOVE_OPS", "MoveConductor", "move_key"]
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def move_key(client: str) -> str:
     return f"{MOVES}.{token(client)}"
 
 
-class Moving:
+class MoveConductor:
     """See the module. `urls` are those of the brokers' servers, as brokers say them."""
 
     def __init__(
@@ -81,7 +81,7 @@ class Moving:
         self._stores, self._book, self._make, self._scheme, self._wake = stores, book, make, scheme, wake
         self._again_at = 0.0
         # a plan that is made because the head's kind cannot take who moves
-        self._making: asyncio.Task[tuple[Made, Demand | None]] | None = None
+        self._making: asyncio.Task[tuple[ReplanResult, Demand | None]] | None = None
 
     async def begin(self) -> None:
         """Go on with the moves that the store has."""
@@ -116,7 +116,7 @@ class Moving:
 
     # -------------------------------------------------------------------------------------- requests
 
-    async def take(self, passed: Passed) -> Answer:
+    async def take(self, passed: ForwardedRequest) -> Answer:
         """Do a request of `MOVE_OPS`. The same again has the same effect."""
         if passed.request.op == "move":
             return await self._offer(passed)
@@ -140,7 +140,7 @@ class Moving:
         await self._put([move])
         return Answer(ok=True, move=move)
 
-    async def _offer(self, passed: Passed) -> Answer:
+    async def _offer(self, passed: ForwardedRequest) -> Answer:
         """The operator's wish: an offer, unless there is a reason against it."""
         client, foreign = passed.client, passed.to
         known = self.moves.get(client)
@@ -169,7 +169,7 @@ class Moving:
         await self._record(msgspec.structs.replace(record, broker=home))
         return await self._answered(move)
 
-    def _home(self, passed: Passed) -> str:
+    def _home(self, passed: ForwardedRequest) -> str:
         """Where a client is; by the word of who asks, when it has asked for nothing yet."""
         record = self._book.records.get(passed.client)
         if record is not None and (record.subscriptions or record.lanes):
@@ -177,24 +177,24 @@ class Moving:
         attached = self._book.head.plan.attachments.get(passed.client)
         return attached or (passed.broker if record is None else record.broker)
 
-    def _why_not(self, client: str, home: str, foreign: str) -> Problem | None:
+    def _why_not(self, client: str, home: str, foreign: str) -> Refusal | None:
         book, record = self._book, self._book.records.get(client)
         held = {} if record is None else record.subscriptions
         if foreign not in book.overlay.index:
-            return Problem("bad_request", f"the overlay has no broker {foreign!r}: correct its name")
+            return Refusal("bad_request", f"the overlay has no broker {foreign!r}: correct its name")
         if home not in book.overlay.index:
-            return Problem(
+            return Refusal(
                 "unknown", f"nobody knows where client {client!r} is: it has asked for nothing yet"
             )
         if home == foreign:
-            return Problem("exists", f"client {client!r} is at {home!r} already")
+            return Refusal("exists", f"client {client!r} is at {home!r} already")
         if any(each.suspended for each in held.values()):
-            return Problem("suspended", f"client {client!r} is suspended: it must resume before it moves")
+            return Refusal("suspended", f"client {client!r} is suspended: it must resume before it moves")
         if record is not None and any(lane.broker == foreign for lane in record.lanes[:-1]):
             reason = f"client {client!r} has not read all that waits for it at {foreign!r}: try again later"
-            return Problem("unavailable", reason)
+            return Refusal("unavailable", reason)
         if foreign not in self.urls or foreign not in book.epochs.registered:
-            return Problem("unavailable", f"broker {foreign!r} is not there now: try again later")
+            return Refusal("unavailable", f"broker {foreign!r} is not there now: try again later")
         return None
 
     async def _ended(self, move: Move, number: int, now: float) -> Answer:
@@ -234,13 +234,13 @@ class Moving:
 
     # ---------------------------------------------------------------------------------------- phases
 
-    def _view(self, move: Move) -> View:
+    def _view(self, move: Move) -> ClientView:
         book, record = self._book, self._book.records[move.client]
         places = book.places_of(move.client)
         newest = places[book.epochs.wanted] if book.epochs.wanted is not None else record.broker
         everywhere = all(place == newest for place in places.values())
         reasons = (held.suspended for held in record.subscriptions.values())
-        return View(record.broker, newest, everywhere, next(filter(None, reasons), ""))
+        return ClientView(record.broker, newest, everywhere, next(filter(None, reasons), ""))
 
     def _on_record(self) -> list[Move]:
         return [move for move in self.moves.values() if move.client in self._book.records]
@@ -289,7 +289,7 @@ class Moving:
         await self._stores.write(writes)
         return True
 
-    async def _plan(self, to: Mapping[str, str]) -> tuple[Made, Demand | None]:
+    async def _plan(self, to: Mapping[str, str]) -> tuple[ReplanResult, Demand | None]:
         """A plan of the head's scheme that has clients at their new brokers."""
         book, head = self._book, self._book.head
         at = {**head.at, **to}
@@ -297,7 +297,7 @@ class Moving:
         rest = {id_: row for id_, row in wanted.items() if row.client not in to}
         plan = book.with_clients_at(head.plan, at)
         bare = await asyncio.to_thread(lambda: grown(grown(plan, rest), wanted))
-        return await self._make(Job(bare, [spec_of(plan, self._scheme)], head.demand)), head.demand
+        return await self._make(ReplanJob(bare, [spec_of(plan, self._scheme)], head.demand)), head.demand
 
     async def _made(self, due: Mapping[str, str]) -> bool:
         assert self._making is not None
@@ -321,4 +321,4 @@ class Moving:
 
 
 def _refused(code: str, reason: str) -> Answer:
-    return Answer(error=Problem(code, reason))
+    return Answer(error=Refusal(code, reason))

@@ -32,20 +32,20 @@ from ramify.overlay.control.records import (
     COORDINATORS,
     SHARE,
     ClientRecord,
-    Question,
-    Spelled,
-    Told,
+    FilterText,
+    ShareAnswer,
+    ShareQuestion,
     decode,
     encode,
     subscription_of,
 )
 from ramify.overlay.control.registry import spelled
 from ramify.overlay.control.shares import Share, compared, covering, owner, owners
-from ramify.overlay.live.wire.store import INITIAL, Change, Lease, Store
+from ramify.overlay.live.wire.store import INITIAL, KeyChange, Lease, Store
 from ramify.overlay.live.wire.tasks import together
 from ramify.planning.demand.classes import Classes
 
-__all__ = ["Colleagues", "Sharer", "Synchronised", "show"]
+__all__ = ["Colleagues", "ShareKeeper", "ShareSync", "show"]
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class _Present:
     def __init__(self) -> None:
         self.names: set[str] = set()
 
-    def note(self, change: Change) -> None:
+    def note(self, change: KeyChange) -> None:
         try:
             name = name_of(change.key.partition(".")[2])
         except InputError:
@@ -98,7 +98,7 @@ class _Present:
 # ------------------------------------------------------------------------------------------- a standby
 
 
-class Sharer:
+class ShareKeeper:
     """See the module. Starts with the schema that it is given, and takes over that of whoever asks."""
 
     def __init__(
@@ -186,43 +186,43 @@ class Sharer:
         if not message.reply:
             return
         try:
-            question = decode(message.data, Question)
+            question = decode(message.data, ShareQuestion)
             told = await self._answer(question)
         except InputError as error:
-            told = Told(error=str(error))
+            told = ShareAnswer(error=str(error))
         else:
             self.answered[question.op] += not told.error
         with contextlib.suppress(nats.errors.Error, OSError):
             await message.respond(encode(told))
 
-    async def _answer(self, question: Question) -> Told:
+    async def _answer(self, question: ShareQuestion) -> ShareAnswer:
         schema = _schema_of(question)
         if schema != self._schema:
             self._schema = schema
             self._changed.set()
-            return Told(error="filters are read anew, with another schema")
+            return ShareAnswer(error="filters are read anew, with another schema")
         until = time.monotonic() + _CATCH_UP_S
         while (share := self.share) is None or share.revision < question.at:
             if time.monotonic() > until:
                 break
             await asyncio.sleep(_POLL_S)
         if share is None or share.schema != schema:
-            return Told(error="the records are not all read yet")
+            return ShareAnswer(error="the records are not all read yet")
         if question.op == "kept":
             kept, more = share.page(question.after, _PAGE_BYTES)
-            return Told(kept=kept, more=more)
+            return ShareAnswer(kept=kept, more=more)
         if question.op != "covering" or question.filter is None:
             raise InputError(f"op is {question.op[:40]!r}: give covering with a filter, or kept")
         row = subscription_of("-", "-", "-", question.filter)
         filters = share.filters()
-        return Told(await asyncio.to_thread(lambda: _fitting(covering(filters, row.parse(schema)))))
+        return ShareAnswer(await asyncio.to_thread(lambda: _fitting(covering(filters, row.parse(schema)))))
 
 
 async def _set(event: asyncio.Event) -> None:
     await event.wait()
 
 
-def _schema_of(question: Question) -> dict[str, AttributeType]:
+def _schema_of(question: ShareQuestion) -> dict[str, AttributeType]:
     try:
         return {path: AttributeType(kind) for path, kind in question.schema.items()}
     except ValueError as error:
@@ -244,7 +244,7 @@ def _fitting(ids: list[str]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Synchronised:
+class ShareSync:
     """What came of asking everybody: who answered, what they keep together, what differs, by coordinator.
 
     `lacking`: in the registry and not with one who should keep it. `beyond`: the reverse. `messages` that
@@ -264,7 +264,7 @@ class Colleagues:
     def __init__(self, name: str, store: Store, connection: Nats) -> None:
         self.name = name
         self.messages: Counter[str] = Counter()
-        self.last: Synchronised | None = None
+        self.last: ShareSync | None = None
         """What came of the last synchronisation."""
         self._store, self._nats = store, connection
         self._present = _Present()
@@ -297,8 +297,8 @@ class Colleagues:
         whom = {row.id: self._responsible(p) for row, p in zip(rows, paths, strict=True) if p is not None}
         spell = {path: str(kind) for path, kind in schema.items()}
 
-        async def ask(row: Subscription, name: str) -> tuple[str, Told | None]:
-            return row.id, await self._ask(name, Question("covering", spell, at, spelled(row)))
+        async def ask(row: Subscription, name: str) -> tuple[str, ShareAnswer | None]:
+            return row.id, await self._ask(name, ShareQuestion("covering", spell, at, spelled(row)))
 
         asked = [(row, name) for row in rows if (name := whom.get(row.id)) is not None]
         told = await asyncio.gather(*(ask(row, name) for row, name in asked))
@@ -344,16 +344,16 @@ class Colleagues:
                     _log.warning("coordinator %s %s %d subscriptions: %s", name, what, len(ids), named)
         kept_ids = frozenset(id_ for kept in told.values() for id_ in kept)
         messages = sum(self.messages.values()) - sent
-        self.last = Synchronised(tuple(told), kept_ids, lacking, beyond, messages)
+        self.last = ShareSync(tuple(told), kept_ids, lacking, beyond, messages)
         text = "synchronised with %d of %d coordinators in %d messages: they keep %d of %d subscriptions"
         _log.info(text, len(told), len(others), messages, len(kept_ids), len(before))
 
-    async def _kept(self, name: str, schema: dict[str, str], at: int) -> dict[str, Spelled] | None:
+    async def _kept(self, name: str, schema: dict[str, str], at: int) -> dict[str, FilterText] | None:
         """All that one keeps; None when it does not say in time."""
-        found: dict[str, Spelled] = {}
+        found: dict[str, FilterText] = {}
         until, after = time.monotonic() + _SYNCHRONISE_S, ""
         while time.monotonic() < until:
-            told = await self._ask(name, Question("kept", schema, at, after=after))
+            told = await self._ask(name, ShareQuestion("kept", schema, at, after=after))
             if told is None:
                 return None
             found |= told.kept
@@ -362,12 +362,12 @@ class Colleagues:
             after = max(told.kept)
         return None
 
-    async def _ask(self, name: str, question: Question) -> Told | None:
+    async def _ask(self, name: str, question: ShareQuestion) -> ShareAnswer | None:
         """One question; None without an answer, which is logged."""
         self.messages[question.op] += 1
         try:
             answer = await self._nats.request(f"{SHARE}.{token(name)}", encode(question), timeout=_ANSWER_S)
-            told = decode(answer.data, Told)
+            told = decode(answer.data, ShareAnswer)
         except (nats.errors.Error, TimeoutError, OSError, InputError) as error:
             self._quiet[name] = time.monotonic() + _QUIET_S
             _log.info("coordinator %s does not answer: %r", name, error)
@@ -389,9 +389,9 @@ def _paths(row: Subscription, schema: Mapping[str, AttributeType]) -> frozenset[
 
 def _registry(
     wanted: Mapping[str, Subscription], classes: Classes
-) -> dict[str, tuple[Spelled, frozenset[str]]]:
+) -> dict[str, tuple[FilterText, frozenset[str]]]:
     """Text and attributes of each subscription. Only filters that the classes lack are parsed."""
-    found: dict[str, tuple[Spelled, frozenset[str]]] = {}
+    found: dict[str, tuple[FilterText, frozenset[str]]] = {}
     for id_, row in wanted.items():
         k = classes.class_of.get(id_)
         paths = _paths(row, classes.schema) if k is None else classes.filter_of(k).paths

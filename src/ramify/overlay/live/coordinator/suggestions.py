@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 from ramify.content.filters.space import Axis, Grid
 from ramify.errors import InputError, LiveError
 from ramify.overlay.control.epochs import Epochs
-from ramify.overlay.control.records import STATE, State, Status, decode
+from ramify.overlay.control.records import STATE, ControlState, Status, decode
 from ramify.overlay.control.registry import applied
-from ramify.overlay.control.revisions import Changes
+from ramify.overlay.control.revisions import PlanChanges
 from ramify.overlay.live.coordinator.collector import read_publishers
 from ramify.overlay.live.wire.store import INITIAL, Store
 from ramify.planning.demand.demand import Demand
@@ -35,7 +35,7 @@ from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
 from ramify.planning.schemes.shared.grids import grid_for
 
-__all__ = ["Suggested", "Suggestion", "Summary", "head_plan", "sampled_share", "suggest"]
+__all__ = ["Suggestion", "Suggestions", "Summary", "head_plan", "sampled_share", "suggest"]
 
 GB = 1e9
 _ROWS = 20_000
@@ -63,7 +63,7 @@ class Suggestion(msgspec.Struct, frozen=True):
     saving: float
 
 
-class Suggested(msgspec.Struct, frozen=True):
+class Suggestions(msgspec.Struct, frozen=True):
     """All clients, what they cost together, and who should move; `cost_after` is with all moves."""
 
     events: int
@@ -78,7 +78,7 @@ async def head_plan(store: Store) -> Plan:
     found = await store.get(STATE)
     if found is None:
         raise LiveError("the control server has no plan yet: wait until a coordinator leads")
-    state = decode(found[0], State)
+    state = decode(found[0], ControlState)
     wanted = Epochs.from_json(bytes(state.epochs)).wanted
     for live in state.live:
         if live.epoch != wanted:
@@ -90,7 +90,7 @@ async def head_plan(store: Store) -> Plan:
         made = decode_plan(plan[0])
         for change in changes:
             assert change is not None
-            made = applied(made, decode(change[0], Changes).changes)
+            made = applied(made, decode(change[0], PlanChanges).changes)
         return made
     raise LiveError("the plan is being replaced right now: ask again")
 
@@ -120,7 +120,7 @@ def suggest(
     access: Mapping[tuple[str, str], float] | None = None,
     rounds: int = 1,
     may_move: Callable[[str, str], bool] = lambda _client, _broker: True,
-) -> Suggested:
+) -> Suggestions:
     """Weigh moves on the events of some sample files. `share` of what was published is in them.
 
     Raises `InputError` when they have no event whose publisher is known.
@@ -146,7 +146,7 @@ def suggest(
         moves.append(Suggestion(placing.users[u], home, foreign, saving))
     moves.sort(key=lambda each: (-each.saving, each.client))
     clients = _summaries(problem, {client: names[b] for client, b in here.items()})
-    return Suggested(demand.events, clients, now.total / GB, found.total / GB, moves)
+    return Suggestions(demand.events, clients, now.total / GB, found.total / GB, moves)
 
 
 def _batches(files: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -31,19 +31,19 @@ from ramify.overlay.control.records import (
     COORDINATE,
     Answer,
     ClientRecord,
-    Passed,
-    Problem,
+    ForwardedRequest,
+    Refusal,
     Status,
     decode,
     encode,
 )
 from ramify.overlay.control.registry import Book, Hints
-from ramify.overlay.control.requests import MOST_RECORD_BYTES, Asked, Rules, ask
+from ramify.overlay.control.requests import MOST_RECORD_BYTES, RequestLimits, RequestOutcome, ask
 from ramify.overlay.live.coordinator.adaptation import Adapter, Make, Replanner, Settings
 from ramify.overlay.live.coordinator.leader_store import Stores
-from ramify.overlay.live.coordinator.moves import MOVE_OPS, Moving
+from ramify.overlay.live.coordinator.moves import MOVE_OPS, MoveConductor
 from ramify.overlay.live.coordinator.shares import Colleagues
-from ramify.overlay.live.wire.store import INITIAL, Change, Lease
+from ramify.overlay.live.wire.store import INITIAL, KeyChange, Lease
 from ramify.overlay.live.wire.tasks import together
 from ramify.planning.choosing.revise import is_semcast
 
@@ -72,7 +72,7 @@ class _Waiting:
     """A request and what it waits for."""
 
     message: Msg
-    passed: Passed
+    passed: ForwardedRequest
     until: float
     ids: tuple[str, ...] = ()
     revision: int = 0
@@ -82,9 +82,9 @@ class _Waiting:
 class _Came:
     """What watches yielded, until the loop takes it."""
 
-    brokers: deque[Change] = field(default_factory=deque)
-    reports: deque[Change] = field(default_factory=deque)
-    status: deque[Change] = field(default_factory=deque)
+    brokers: deque[KeyChange] = field(default_factory=deque)
+    reports: deque[KeyChange] = field(default_factory=deque)
+    status: deque[KeyChange] = field(default_factory=deque)
 
 
 class Term:
@@ -104,7 +104,7 @@ class Term:
         self._wake = asyncio.Event()
         self.colleagues = Colleagues(stores.lease.holder, stores.store, connection)
         self.plans = Adapter(settings, replanner, stores, book, make, self._wake.set, self._synchronise)
-        self.moving = Moving(stores, book, make, settings.scheme, self._wake.set)
+        self.moving = MoveConductor(stores, book, make, settings.scheme, self._wake.set)
         self._came = _Came()
         # set once all that was there has been seen
         self._seen = {prefix: asyncio.Event() for prefix in ("brokers", "reports", "status")}
@@ -171,7 +171,7 @@ class Term:
                 await self._wake.wait()
 
     async def _watch(self, prefix: str) -> None:
-        into: deque[Change] = getattr(self._came, prefix)
+        into: deque[KeyChange] = getattr(self._came, prefix)
         async with contextlib.aclosing(self._stores.store.watch(prefix)) as changes:
             async for change in changes:
                 if change is INITIAL:
@@ -200,7 +200,7 @@ class Term:
                 except InputError as error:
                     _log.warning("%s is unreadable: %s", change.key, error)
 
-    def _lease(self, change: Change) -> None:
+    def _lease(self, change: KeyChange) -> None:
         epochs, broker = self.book.epochs, _broker(change.key)
         if broker not in self.book.overlay.index:
             _log.warning("%s: the overlay has no such broker; it is ignored", change.key)
@@ -220,7 +220,7 @@ class Term:
         if broker in self._reports:
             epochs.on_report(self._reports[broker])
 
-    def _report(self, change: Change) -> None:
+    def _report(self, change: KeyChange) -> None:
         if change.value is None:
             return
         try:
@@ -243,16 +243,16 @@ class Term:
         if not self._stores.lease.held:
             # not silence: whoever asks would wait in vain for as long as it is willing to
             reason = "this coordinator no longer leads: ask again"
-            await _respond(message, Answer(error=Problem("unavailable", reason)))
+            await _respond(message, Answer(error=Refusal("unavailable", reason)))
             return
         try:
-            passed = decode(message.data, Passed)
+            passed = decode(message.data, ForwardedRequest)
         except InputError as error:
-            await _respond(message, Answer(error=Problem("bad_request", error.reason)))
+            await _respond(message, Answer(error=Refusal("bad_request", error.reason)))
             return
         if len(self._requests) + len(self._waiting) >= _MOST_WAITING:
             reason = f"{_MOST_WAITING} requests wait already: ask again later"
-            await _respond(message, Answer(error=Problem("unavailable", reason)))
+            await _respond(message, Answer(error=Refusal("unavailable", reason)))
             return
         wait_s = min(max(passed.request.wait_s, 0.0), _LONGEST_WAIT_S)
         self._requests.append(_Waiting(message, passed, time.monotonic() + wait_s))
@@ -297,9 +297,9 @@ class Term:
         for waiting in taken:
             waiting.revision = book.epochs.revision
 
-    def _rules(self, owner: dict[str, str | None]) -> Rules:
+    def _rules(self, owner: dict[str, str | None]) -> RequestLimits:
         plan = self.book.head.plan
-        return Rules(
+        return RequestLimits(
             frozenset(self.book.overlay.index),
             plan.classes.schema,
             plan.attachments,
@@ -373,7 +373,7 @@ class Term:
     async def _refuse_all(self) -> None:
         reason = "the coordinator lost its lead, and the outcome is unknown: ask again"
         for waiting in (*self._waiting, *self._requests):
-            await _respond(waiting.message, Answer(error=Problem("unavailable", reason)))
+            await _respond(waiting.message, Answer(error=Refusal("unavailable", reason)))
         self._waiting.clear()
         self._requests.clear()
 
@@ -406,7 +406,7 @@ def _broker(key: str) -> str:
         return ""
 
 
-def _asked(before: ClientRecord | None, passed: Passed, rules: Rules) -> Asked:
+def _asked(before: ClientRecord | None, passed: ForwardedRequest, rules: RequestLimits) -> RequestOutcome:
     """As `ask`. One that trips over a fault of ours is refused: the same again would end every term."""
     try:
         return ask(before, passed, rules)
@@ -414,7 +414,7 @@ def _asked(before: ClientRecord | None, passed: Passed, rules: Rules) -> Asked:
         _log.exception("a request %s of client %s failed", passed.request.op, passed.client)
         record = before or ClientRecord(passed.client, passed.broker)
         reason = f"the coordinator failed at this request: {error!r}. Its log says where."
-        return Asked(record, problem=Problem("bad_request", reason))
+        return RequestOutcome(record, problem=Refusal("bad_request", reason))
 
 
 async def _respond(message: Msg, answer: Answer) -> None:
@@ -423,6 +423,6 @@ async def _respond(message: Msg, answer: Answer) -> None:
             await message.respond(encode(answer))
         except nats.errors.MaxPayloadError:
             reason = "the answer is larger than a message of this server may be: raise its max_payload"
-            await message.respond(encode(Answer(error=Problem("limit", reason))))
+            await message.respond(encode(Answer(error=Refusal("limit", reason))))
     except (nats.errors.Error, OSError) as error:
         _log.warning("an answer could not be sent: %r", error)

@@ -46,10 +46,10 @@ from ramify.network.graphs.files import read_overlay
 from ramify.overlay.control.frames import Limits
 from ramify.overlay.control.names import token
 from ramify.overlay.live.broker.broker import BrokerConfig
-from ramify.overlay.live.broker.governed import DEFAULT_LEASE_S, GovernedConfig
+from ramify.overlay.live.broker.controlled import DEFAULT_LEASE_S, ControlledConfig
 from ramify.overlay.live.broker.matchmaker import MatchmakerConfig
 from ramify.overlay.live.broker.sampler import DEFAULT_PROBABILITY
-from ramify.overlay.live.wire.security import Control, Neighbour, Role, Router, read_seed
+from ramify.overlay.live.wire.security import ControlRole, NeighbourRole, Role, RouterRole, read_seed
 from ramify.overlay.live.wire.streams import Endpoint, Sizes
 from ramify.overlay.live.wire.tls import TlsFiles
 from ramify.overlay.matchmaking.places import SHARED, TREES, places_of_overlay
@@ -94,7 +94,7 @@ class BrokerFile:
     matchmaking: MatchEntry | None = None
     client_url: str = ""
 
-    def config(self) -> GovernedConfig | MatchmakerConfig:
+    def config(self) -> ControlledConfig | MatchmakerConfig:
         """The settings with the seeds and TLS contexts.
 
         Raises `InputError` for a seed that is missing or open to others, for a PEM file that is none, and
@@ -102,8 +102,8 @@ class BrokerFile:
         """
         broker = BrokerConfig(
             self.name,
-            _endpoint(self.server, Router(self.name)),
-            {name: _endpoint(entry, Neighbour(self.name)) for name, entry in self.neighbours.items()},
+            _endpoint(self.server, RouterRole(self.name)),
+            {name: _endpoint(entry, NeighbourRole(self.name)) for name, entry in self.neighbours.items()},
             sizes=self.sizes,
             limits=self.limits,
             linger_s=self.linger_ms / 1000,
@@ -117,8 +117,8 @@ class BrokerFile:
             return MatchmakerConfig(broker, places[self.name])
         if self.control is None:
             raise InputError(f"broker {self.name!r} has neither a control server nor matchmaking")
-        control = _endpoint(self.control, Control(self.name))
-        return GovernedConfig(broker, control, self.sample_probability, self.lease_s)
+        control = _endpoint(self.control, ControlRole(self.name))
+        return ControlledConfig(broker, control, self.sample_probability, self.lease_s)
 
 
 def _endpoint(entry: ServerEntry, role: Role) -> Endpoint:

@@ -31,7 +31,7 @@ from ramify.errors import InputError, LiveError
 from ramify.network.graphs.files import read_overlay, write_overlay
 from ramify.network.graphs.overlay import Overlay
 from ramify.overlay.control.names import token
-from ramify.overlay.live.wire.security import Client, Control, KeyRing, Router, accounts_config
+from ramify.overlay.live.wire.security import ClientRole, ControlRole, KeyRing, RouterRole, accounts_config
 from ramify.overlay.live.wire.streams import Endpoint
 
 __all__ = ["COORDINATOR", "VIEWER", "ClientFile", "Directory", "RunningFile", "write_json"]
@@ -160,7 +160,7 @@ class Directory:
                 raise InputError(
                     f"client {client!r} is attached to {known[client]!r}, not {broker!r}: use another name"
                 )
-            self.ring.pair(Client(client))
+            self.ring.pair(ClientRole(client))
         write_json(self.path / "clients.json", known | dict(clients))
 
     @property
@@ -194,7 +194,7 @@ class Directory:
         for name in names:
             if name == VIEWER or name in self.overlay().index:
                 raise InputError(f"coordinator {name!r} would have the key of another: use another name")
-            self.ring.pair(Control(name))
+            self.ring.pair(ControlRole(name))
         more = [*known[1:], *(name for name in dict.fromkeys(names) if name not in known)]
         if more != known[1:]:
             write_json(self.path / "coordinators.json", more)
@@ -202,8 +202,8 @@ class Directory:
     def control_accounts(self) -> str:
         """The accounts of the control server: brokers, coordinators, and who looks."""
         users = [*self.overlay().brokers, *self.coordinators(), VIEWER]
-        publics = {name: self.ring.pair(Control(name)).public for name in users}
-        return accounts_config(self.ring.pair(Router(".control")).public, {}, {}, publics)
+        publics = {name: self.ring.pair(ControlRole(name)).public for name in users}
+        return accounts_config(self.ring.pair(RouterRole(".control")).public, {}, {}, publics)
 
     def client_file(self, client: str) -> Path:
         """Where it says how a client connects."""
@@ -246,7 +246,7 @@ class Directory:
 
     def control_endpoint(self, name: str, control_url: str) -> Endpoint:
         """How a broker, coordinator or viewer reaches the control server."""
-        role = Control(name)
+        role = ControlRole(name)
         return Endpoint(control_url, self.ring.pair(role).seed, role.inbox_prefix, f"control {name}")
 
 

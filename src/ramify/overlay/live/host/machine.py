@@ -23,7 +23,7 @@ from ramify.errors import RamifyError
 from ramify.network.graphs.overlay import Overlay
 from ramify.overlay.control.frames import Limits
 from ramify.overlay.control.names import token
-from ramify.overlay.live.broker.governed import DEFAULT_LEASE_S
+from ramify.overlay.live.broker.controlled import DEFAULT_LEASE_S
 from ramify.overlay.live.broker.sampler import DEFAULT_PROBABILITY
 from ramify.overlay.live.host.broker_files import BrokerFile, MatchEntry, ServerEntry, write_broker_file
 from ramify.overlay.live.host.directory import (
@@ -41,8 +41,8 @@ from ramify.overlay.live.host.server import (
     Supervisor,
     die_with_parent,
 )
-from ramify.overlay.live.host.site import Site
-from ramify.overlay.live.wire.security import Client, Control, Neighbour, Role, Router
+from ramify.overlay.live.host.site import BrokerSite
+from ramify.overlay.live.wire.security import ClientRole, ControlRole, NeighbourRole, Role, RouterRole
 from ramify.overlay.live.wire.streams import Endpoint, Sizes, api, connect
 
 __all__ = ["Child", "ClientFile", "Directory", "Machine", "MachineConfig", "RunningFile", "StreamProbe"]
@@ -161,12 +161,12 @@ class Machine:
         site = self._site()
         for broker in self.config.overlay.brokers:
             server = site.server(broker, port=ports.get(broker, 0))
-            probe = StreamProbe(server, site.ring.pair(Router(broker)).seed)
+            probe = StreamProbe(server, site.ring.pair(RouterRole(broker)).seed)
             self._probes.append(probe)
             self._servers[broker] = Supervisor(server, probe, every_s=_PROBE_EVERY_S)
         if not self.config.matchmaking:
             control = Server(self._control_config(ports.get("", 0)))
-            probe = StreamProbe(control, site.ring.pair(Control(COORDINATOR)).seed)
+            probe = StreamProbe(control, site.ring.pair(ControlRole(COORDINATOR)).seed)
             self._probes.append(probe)
             # looked after more often than the others: while it is away no lease is renewed
             self._servers[""] = Supervisor(
@@ -181,7 +181,7 @@ class Machine:
         commands |= {_standby(i): each for i, each in enumerate(self.config.standbys)}
         found: list[tuple[str, list[str]]] = []
         for name, command in commands.items():
-            seed = self.directory.ring.path(Control(name))
+            seed = self.directory.ring.path(ControlRole(name))
             where = ["--control", self.control_url, "--key", str(seed), "--name", name]
             found.append((name, [*command, *where, *self._announced(name)]))
         brokers = self.config.overlay.brokers
@@ -219,9 +219,9 @@ class Machine:
         trees = self.config.matchmaking
         return BrokerFile(
             broker,
-            entry(Router(broker), urls[broker]),
-            None if trees else entry(Control(broker), self.control_url),
-            {name: entry(Neighbour(broker), urls[name]) for name in site.neighbours(broker)},
+            entry(RouterRole(broker), urls[broker]),
+            None if trees else entry(ControlRole(broker), self.control_url),
+            {name: entry(NeighbourRole(broker), urls[name]) for name in site.neighbours(broker)},
             self.config.sizes,
             self.config.limits,
             sample_probability=self.config.sample_probability,
@@ -229,9 +229,9 @@ class Machine:
             matchmaking=MatchEntry(self.directory.path / "overlay.json", trees) if trees else None,
         )
 
-    def _site(self) -> Site:
+    def _site(self) -> BrokerSite:
         directory, sizes = self.directory, self.config.sizes
-        return Site(self.config.overlay, directory.path, self._attached, sizes, directory.movable)
+        return BrokerSite(self.config.overlay, directory.path, self._attached, sizes, directory.movable)
 
     def _control_config(self, port: int) -> ServerConfig:
         accounts = self.directory.control_accounts()
@@ -250,8 +250,8 @@ class Machine:
     def _write_clients(self) -> None:
         ring = self.directory.ring
         for client, broker in self._attached.items():
-            seed = ring.path(Client(client)).absolute()
-            ring.pair(Client(client))
+            seed = ring.path(ClientRole(client)).absolute()
+            ring.pair(ClientRole(client))
             row = ClientFile(client, broker, self.urls[broker], str(seed))
             write_json(self.directory.client_file(client), row)
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 
 from ramify.errors import LiveError
 from ramify.overlay.control.moves import is_open
-from ramify.overlay.control.records import Move, Passed, Request, decode
+from ramify.overlay.control.records import ForwardedRequest, Move, Request, decode
 from ramify.overlay.live.broker.client_requests import Leader
 from ramify.overlay.live.client.errors import refused
 from ramify.overlay.live.coordinator.moves import move_key
@@ -47,7 +47,7 @@ async def request_move(
         leader.connection = await connect(control)
     try:
         request = Request("move", wait_s=wait_s)
-        wish = Passed(home, client, request, reason, foreign, ttl_s=ttl_s, answer_s=answer_s)
+        wish = ForwardedRequest(home, client, request, reason, foreign, ttl_s=ttl_s, answer_s=answer_s)
         answer = await leader.ask(wish)
     finally:
         await disconnect(leader.connection)

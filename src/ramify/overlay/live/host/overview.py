@@ -16,9 +16,9 @@ import nats.errors
 from ramify.errors import InputError, LiveError
 from ramify.overlay.control.epochs import BrokerReport, Epochs
 from ramify.overlay.control.names import STATUS, name_of
-from ramify.overlay.control.records import LEADER, STATE, LiveEpoch, State, Status, decode
+from ramify.overlay.control.records import LEADER, STATE, ControlState, LiveEpoch, Status, decode
 from ramify.overlay.live.host.directory import Directory, RunningFile
-from ramify.overlay.live.wire.security import Router
+from ramify.overlay.live.wire.security import RouterRole
 from ramify.overlay.live.wire.store import INITIAL, Lease, Store
 from ramify.overlay.live.wire.streams import Endpoint, connect, disconnect
 
@@ -109,7 +109,7 @@ async def looking_here(
         async with looking(directory.viewer(running.control_url), failed) as here:
             yield here
         return
-    roles = {Router(name): url for name, url in running.servers.items()}
+    roles = {RouterRole(name): url for name, url in running.servers.items()}
     routers = {
         role.name: Endpoint(url, directory.ring.pair(role).seed, role.inbox_prefix, "status")
         for role, url in roles.items()
@@ -144,7 +144,7 @@ async def look(store: Store) -> Overview:
     saved = await store.get(STATE)
     epochs, live = Epochs(), list[LiveEpoch]()
     if saved is not None:
-        state = decode(saved[0], State)
+        state = decode(saved[0], ControlState)
         epochs, live = Epochs.from_json(bytes(state.epochs)), state.live
     # what was saved is older than what brokers say
     for value in (await _values(store, "reports")).values():

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ramify.errors import RamifyError
-from ramify.overlay.live.broker.governed import Governed
+from ramify.overlay.live.broker.controlled import ControlledBroker
 from ramify.overlay.live.broker.log import SupersededError
 from ramify.overlay.live.broker.matchmaker import Matchmaker, MatchmakerConfig
 from ramify.overlay.live.broker.plan_cache import PlanCache
@@ -87,12 +87,12 @@ async def serve_brokers(
     return SUPERSEDED
 
 
-def _broker(file: BrokerFile, plans: PlanCache) -> Governed | Matchmaker:
+def _broker(file: BrokerFile, plans: PlanCache) -> ControlledBroker | Matchmaker:
     config = file.config()
-    return Matchmaker(config) if isinstance(config, MatchmakerConfig) else Governed(config, plans)
+    return Matchmaker(config) if isinstance(config, MatchmakerConfig) else ControlledBroker(config, plans)
 
 
-def _ended(broker: Governed | Matchmaker, task: "asyncio.Task[None]") -> None:
+def _ended(broker: ControlledBroker | Matchmaker, task: "asyncio.Task[None]") -> None:
     try:
         task.result()
     except SupersededError as error:

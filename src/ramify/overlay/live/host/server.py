@@ -44,7 +44,7 @@ __all__ = [
     "Server",
     "ServerConfig",
     "ServerError",
-    "Supervised",
+    "SupervisedProcess",
     "Supervisor",
     "die_with_parent",
     "find_server",
@@ -375,7 +375,7 @@ def die_with_parent() -> Callable[[], None] | None:
     return before_exec
 
 
-class Supervised(Protocol):
+class SupervisedProcess(Protocol):
     """A process that a supervisor keeps running."""
 
     @property
@@ -407,7 +407,7 @@ class Supervisor:
 
     def __init__(
         self,
-        server: Supervised,
+        server: SupervisedProcess,
         probe: Callable[[], Awaitable[bool]] | None = None,
         *,
         every_s: float = 1.0,

@@ -16,14 +16,21 @@ from ramify.network.graphs.overlay import Overlay
 from ramify.overlay.control.names import token
 from ramify.overlay.live.broker.broker import BrokerConfig
 from ramify.overlay.live.host.server import Server, ServerConfig
-from ramify.overlay.live.wire.security import Client, KeyRing, Neighbour, Role, Router, accounts_config
+from ramify.overlay.live.wire.security import (
+    ClientRole,
+    KeyRing,
+    NeighbourRole,
+    Role,
+    RouterRole,
+    accounts_config,
+)
 from ramify.overlay.live.wire.streams import Endpoint, Sizes
 
-__all__ = ["Site"]
+__all__ = ["BrokerSite"]
 
 
 @dataclass(frozen=True)
-class Site:
+class BrokerSite:
     """The brokers of an overlay in one directory. `clients` says who is attached where; with `movable` each
     server admits all of them, since they may move there."""
 
@@ -57,9 +64,9 @@ class Site:
 
         # a neighbour reads its lane from many servers: a key of its own for each
         return accounts_config(
-            ring.pair(Router(broker)).public,
-            public(map(Neighbour, self.neighbours(broker))),
-            public(map(Client, sorted(self.clients) if self.movable else self.attached(broker))),
+            ring.pair(RouterRole(broker)).public,
+            public(map(NeighbourRole, self.neighbours(broker))),
+            public(map(ClientRole, sorted(self.clients) if self.movable else self.attached(broker))),
         )
 
     def server(self, broker: str, *, port: int = 0) -> Server:
@@ -75,8 +82,8 @@ class Site:
         """The settings of a broker's router; `urls` are those of its own server and its neighbours'."""
         return BrokerConfig(
             broker,
-            self.endpoint(Router(broker), urls[broker]),
-            {name: self.endpoint(Neighbour(broker), urls[name]) for name in self.neighbours(broker)},
+            self.endpoint(RouterRole(broker), urls[broker]),
+            {name: self.endpoint(NeighbourRole(broker), urls[name]) for name in self.neighbours(broker)},
             tuple(self.attached(broker)),
             self.sizes,
         )

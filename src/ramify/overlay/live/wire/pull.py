@@ -19,7 +19,7 @@ from nats.aio.subscription import Subscription
 from ramify.errors import LiveError
 from ramify.overlay.live.wire.tasks import end_tasks
 
-__all__ = ["Pulled", "Puller"]
+__all__ = ["PulledMessage", "Puller"]
 
 _GRACE_S = 2.0
 _QUIET_S = 3.0
@@ -32,7 +32,7 @@ _LARGEST_MESSAGE = 12 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class PulledMessage:
     """A message with its place in the stream. `reply` is where to acknowledge it."""
 
     sequence: int
@@ -61,7 +61,7 @@ class Puller:
         self._arrived = arrived
         self._info = info
         self._most_bytes, self._most_messages = most_bytes, most_messages
-        self.buffer: deque[Pulled] = deque()
+        self.buffer: deque[PulledMessage] = deque()
         self._bytes = 0
         self._asked = 0
         self._asked_at = 0.0
@@ -109,7 +109,7 @@ class Puller:
             raise LiveError(f"the consumer {self._path} was not reset: {error.get('description')}")
         self._changed.set()
 
-    def take(self) -> Pulled:
+    def take(self) -> PulledMessage:
         """The oldest message in the buffer."""
         pulled = self.buffer.popleft()
         self._bytes -= len(pulled.payload)
@@ -122,7 +122,7 @@ class Puller:
         if on:
             self._changed.set()
 
-    def put_back(self, pulled: Pulled) -> None:
+    def put_back(self, pulled: PulledMessage) -> None:
         """Have a message that was taken come first again."""
         self.buffer.appendleft(pulled)
         self._bytes += len(pulled.payload)
@@ -144,7 +144,7 @@ class Puller:
         # $JS.ACK.<stream>.<consumer>.<deliveries>.<stream seq>.<consumer seq>.<time>.<pending>
         sequence = int(parts[-4])
         self.redelivered += int(parts[-5]) > 1
-        self.buffer.append(Pulled(sequence, message.subject, headers, message.data, message.reply))
+        self.buffer.append(PulledMessage(sequence, message.subject, headers, message.data, message.reply))
         self._bytes += len(message.data)
         self._asked = max(0, self._asked - 1)
         self._asked_at = time.monotonic()

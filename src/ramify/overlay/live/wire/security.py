@@ -32,13 +32,13 @@ from ramify.overlay.control.names import CLIENT, CONTROL, DELIVER, OUT, PUBLISH,
 __all__ = [
     "INFO",
     "LAST",
-    "Client",
-    "Control",
+    "ClientRole",
+    "ControlRole",
     "KeyPair",
     "KeyRing",
-    "Neighbour",
+    "NeighbourRole",
     "Role",
-    "Router",
+    "RouterRole",
     "Tls",
     "accounts_config",
     "check_listen",
@@ -132,21 +132,21 @@ class Role:
         return None
 
 
-class Router(Role):
+class RouterRole(Role):
     """The router of a broker, alone in RAMIFY on its own server: everything there."""
 
     __slots__ = ()
     kind = "router"
 
 
-class Control(Role):
+class ControlRole(Role):
     """A broker or coordinator on the control server: everything in CONTROL, nothing elsewhere."""
 
     __slots__ = ()
     kind = "control"
 
 
-class Neighbour(Role):
+class NeighbourRole(Role):
     """A neighbouring broker: it reads its own link."""
 
     __slots__ = ()
@@ -163,7 +163,7 @@ class Neighbour(Role):
         return (f"{self.inbox_prefix}.>",)
 
 
-class Client(Role):
+class ClientRole(Role):
     """A client: it publishes and asks under its own name, and reads its own deliveries."""
 
     __slots__ = ()
@@ -284,9 +284,9 @@ def accounts_config(
     brokers and coordinators that share their state on this server. Raises `InputError` for a bad key, a key
     of two users, or a bad name.
     """
-    edge: list[tuple[Role, str]] = [(Neighbour(name), key) for name, key in sorted(neighbours.items())]
-    edge += [(Client(name), key) for name, key in sorted(clients.items())]
-    shared = [(Control(name), key) for name, key in sorted((control or {}).items())]
+    edge: list[tuple[Role, str]] = [(NeighbourRole(name), key) for name, key in sorted(neighbours.items())]
+    edge += [(ClientRole(name), key) for name, key in sorted(clients.items())]
+    shared = [(ControlRole(name), key) for name, key in sorted((control or {}).items())]
     _check_keys(
         [("the router", router_public), *((f"{r.kind} {r.name!r}", k) for r, k in (*edge, *shared))]
     )

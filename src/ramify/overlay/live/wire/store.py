@@ -33,7 +33,7 @@ from nats.aio.msg import Msg
 from ramify.errors import InputError, LiveError
 from ramify.overlay.live.wire.streams import Endpoint, connect, disconnect
 
-__all__ = ["BUCKET", "INITIAL", "Change", "ConflictError", "Lease", "Store"]
+__all__ = ["BUCKET", "INITIAL", "ConflictError", "KeyChange", "Lease", "Store"]
 
 BUCKET = "CTL"
 _STREAM = f"KV_{BUCKET}"
@@ -58,7 +58,7 @@ class ConflictError(LiveError):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class KeyChange:
     """A key's value at a revision; None when it was deleted or has expired."""
 
     key: str
@@ -66,7 +66,7 @@ class Change:
     revision: int
 
 
-INITIAL = Change("", None, 0)
+INITIAL = KeyChange("", None, 0)
 """What a watch yields once, when all that was there at its begin has been seen."""
 
 
@@ -210,7 +210,7 @@ class Store:
             pass
         raise LiveError(f"the control server did not list {prefix} in {10 * self._timeout_s:g} s")
 
-    def watch(self, prefix: str) -> AsyncGenerator[Change, None]:
+    def watch(self, prefix: str) -> AsyncGenerator[KeyChange, None]:
         """The values of a prefix and below it, `INITIAL`, then changes until it is closed.
 
         Of a key that changes fast, values between may be left out; the last is always seen. After an outage
@@ -414,7 +414,7 @@ class _Watch:
         with contextlib.suppress(asyncio.QueueFull):
             self._queue.put_nowait(None)
 
-    async def changes(self) -> AsyncGenerator[Change, None]:
+    async def changes(self) -> AsyncGenerator[KeyChange, None]:
         told = False
         self._store._watches.add(self)
         try:
@@ -442,7 +442,7 @@ class _Watch:
         finally:
             self._store._watches.discard(self)
 
-    def _note(self, change: Change) -> bool:
+    def _note(self, change: KeyChange) -> bool:
         """Whether a change is news. Unequal, not greater: a bucket that was made anew counts from 1."""
         if change.value is None:
             return self._known.pop(change.key, None) is not None
@@ -450,12 +450,12 @@ class _Watch:
         self._known[change.key] = change.revision
         return news
 
-    def _gone(self, seen: set[str]) -> list[Change]:
+    def _gone(self, seen: set[str]) -> list[KeyChange]:
         """Keys that were yielded and are no longer there, of which not even a mark is left."""
         gone = sorted(self._known.keys() - seen)
-        return [Change(key, None, self._known.pop(key)) for key in gone]
+        return [KeyChange(key, None, self._known.pop(key)) for key in gone]
 
-    async def _once(self) -> AsyncGenerator[Change, None]:
+    async def _once(self) -> AsyncGenerator[KeyChange, None]:
         """All values, `INITIAL`, and changes until something may have been missed."""
         connection = self._store._nats
         self._stale = False
@@ -493,7 +493,7 @@ class _Watch:
                     expected += 1
                     gone = "KV-Operation" in headers or "Nats-Marker-Reason" in headers
                     key = message.subject.removeprefix(f"{_SUBJECT}.")
-                    yield Change(key, None if gone else message.data, sequence)
+                    yield KeyChange(key, None if gone else message.data, sequence)
                 if initial and left == 0:
                     initial = False
                     yield INITIAL

@@ -26,7 +26,7 @@ from ramify.planning.plans.plan import Cells, Plan
 from ramify.planning.plans.problem import Problem
 from ramify.planning.schemes.shared.cell_loads import PAPER_ALPHA, cell_loads, weighed
 
-__all__ = ["Drift", "Overlaid", "clique_imbalance", "drift", "overlaid", "proxies_of"]
+__all__ = ["Drift", "OverlaidGrids", "clique_imbalance", "drift", "overlaid", "proxies_of"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
@@ -206,7 +206,7 @@ class _Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Overlaid:
+class OverlaidGrids:
     """The cells of two grids laid over each other, numbered row by row, the last line fastest.
 
     `old` and `new` are int64: the cell of either grid that each lies in; 0 without a grid.
@@ -224,7 +224,7 @@ class Overlaid:
         return np.flatnonzero(hit) if self.lines else np.zeros(min(1, len(filter_.boxes)), dtype=np.int64)
 
 
-def overlaid(old: Grid | None, new: Grid | None) -> Overlaid:
+def overlaid(old: Grid | None, new: Grid | None) -> OverlaidGrids:
     """Two grids laid over each other; None is one cell, everything. At most the product of their cells."""
     mine = {axis.path: axis for axis in (() if old is None else old.axes)}
     theirs = {axis.path: axis for axis in (() if new is None else new.axes)}
@@ -239,7 +239,7 @@ def overlaid(old: Grid | None, new: Grid | None) -> Overlaid:
         parts = tuple(slots[axis.path][side] for axis in grid.axes)
         return np.ravel_multi_index(parts, grid.shape).astype(np.int64)
 
-    return Overlaid(lines, cells(old, 0), cells(new, 1))
+    return OverlaidGrids(lines, cells(old, 0), cells(new, 1))
 
 
 def _line(old: Axis | None, new: Axis | None) -> _Line:

@@ -66,7 +66,7 @@ from ramify.planning.schemes.shared.grids import MOST_CELLS
 from ramify.planning.schemes.shared.shortest_trees import joined_tree, nearest_on, whole_tree
 from ramify.planning.schemes.shared.ways import Length, Ways
 
-__all__ = ["KyraParams", "Moved", "groups_plan", "moved", "plan"]
+__all__ = ["KyraParams", "MovementRun", "groups_plan", "moved", "plan"]
 
 Ints = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
@@ -137,7 +137,7 @@ class KyraParams:
 
 
 @dataclass(frozen=True)
-class Moved:
+class MovementRun:
     """A movement with what it was made with."""
 
     movement: Movement
@@ -147,7 +147,7 @@ class Moved:
 
 def moved(
     problem: Problem, params: KyraParams, rng: np.random.Generator, progress: Progress = silent
-) -> Moved:
+) -> MovementRun:
     """Cliques and zones of a problem; rings are set up. Pure but for the ways that it collects."""
     progress(0.0, "distances")
     ways = Ways(problem, params.weight)
@@ -180,7 +180,7 @@ def moved(
         "used_alpha": round(fit.alpha, 4),
         "alpha_r_squared": round(fit.r_squared, 4),
     }
-    return Moved(movement, ways, settings)
+    return MovementRun(movement, ways, settings)
 
 
 def _fitted(problem: Problem, params: KyraParams, rng: np.random.Generator) -> Fit:
@@ -262,7 +262,7 @@ def groups_plan(
 def _plan(
     scheme: str,
     problem: Problem,
-    made: Moved,
+    made: MovementRun,
     channels: list[Channel],
     found: Mapping[str, Any],
     regions: tuple[Ints, ...] = (),

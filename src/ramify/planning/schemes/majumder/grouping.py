@@ -43,7 +43,7 @@ __all__ = [
     "Agglomeration",
     "Group",
     "Ledger",
-    "Merged",
+    "MergedGroups",
     "agglomerate",
     "alike",
     "deadline_after",
@@ -277,7 +277,7 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergedGroups:
     """Where greedy merging ended: `finished` when no pair gains, else the budget was used up.
 
     `merges` are pairs of positions in the groups it began with; (i, j) with i < j became group i. `tried`
@@ -292,7 +292,7 @@ class Merged:
 
 def merge_by_gain(
     ledger: Ledger, groups: Sequence[Group], progress: Progress, deadline: float = np.inf
-) -> Merged:
+) -> MergedGroups:
     """Merge the pair with the largest gain over its cost until none gains: Algorithm 2, lazily.
 
     The same merges as if every pair were priced in every step, ties to the smallest positions. A pair is
@@ -306,7 +306,7 @@ def merge_by_gain(
     cost_i + cost_j, so it bounds the ratio that the algorithm compares.
     """
     if perf_counter() > deadline:
-        return Merged(list(groups), [], False, 0)
+        return MergedGroups(list(groups), [], False, 0)
     return _Greedy(ledger, groups, deadline).run(progress, deadline)
 
 
@@ -342,7 +342,7 @@ class _Greedy:
             self._heap += self._candidates(i, np.arange(i + 1, len(groups)))
         heapify(self._heap)
 
-    def run(self, progress: Progress, deadline: float) -> Merged:
+    def run(self, progress: Progress, deadline: float) -> MergedGroups:
         """Merge until nothing gains or the time is over."""
         groups, heap, ages = self.groups, self._heap, self._age
         finished = not self._late
@@ -362,7 +362,7 @@ class _Greedy:
             if gain > TOLERANCE:
                 heappush(heap, (-gain, True, i, j, age_i, age_j))
         kept = [group for group in groups if group is not None]
-        return Merged(kept, self.merges, finished, self.tried)
+        return MergedGroups(kept, self.merges, finished, self.tried)
 
     def _price(self, i: int, j: int) -> float:
         """The relative gain of a pair, as printed in Algorithm 2."""

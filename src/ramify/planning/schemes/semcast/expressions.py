@@ -19,7 +19,7 @@ Reference: O. Papaemmanouil, U. Cetintemel, "SemCast", section 3.2.6.
 
 from collections.abc import Sequence
 
-from ramify.planning.plans.plan import All, Expression, Match, Not, Some
+from ramify.planning.plans.plan import All, Expression, Match, Negation, Some
 
 __all__ = ["common", "form", "hierarchy", "noise", "over_classes", "terms"]
 
@@ -37,7 +37,7 @@ def common(a: Expression, b: Expression) -> Expression:
 
 def noise(a: Expression, b: Expression) -> Expression:
     """What the first admits and the second does not."""
-    return All((*_parts(a), Not(b)))
+    return All((*_parts(a), Negation(b)))
 
 
 def _parts(expression: Expression) -> tuple[Expression, ...]:
@@ -51,7 +51,7 @@ def terms(expression: Expression) -> frozenset[int]:
             return frozenset(named)
         case All(parts) | Some(parts):
             return frozenset().union(*map(terms, parts))
-        case Not(part):
+        case Negation(part):
             return terms(part)
 
 
@@ -68,9 +68,9 @@ def _sides(expression: Expression) -> tuple[tuple[int, ...], tuple[int, ...]] | 
     plain = _conjunction(expression)
     if plain is not None:
         return plain, ()
-    *kept, last = _parts(expression) or (Not(All(())),)
+    *kept, last = _parts(expression) or (Negation(All(())),)
     wanted = _conjunction(All(tuple(kept)))
-    barred = _conjunction(last.part) if isinstance(last, Not) else None
+    barred = _conjunction(last.part) if isinstance(last, Negation) else None
     return None if wanted is None or barred is None else (wanted, barred)
 
 
@@ -92,5 +92,5 @@ def over_classes(expression: Expression, classes: Sequence[tuple[int, ...]]) -> 
             return All(tuple(over_classes(part, classes) for part in parts))
         case Some(parts):
             return Some(tuple(over_classes(part, classes) for part in parts))
-        case Not(part):
-            return Not(over_classes(part, classes))
+        case Negation(part):
+            return Negation(over_classes(part, classes))

@@ -27,7 +27,7 @@ import numpy as np
 
 from ramify.errors import InputError
 from ramify.planning.plans.legs import keeps
-from ramify.planning.schemes.semcast.trees import GrowingTree, Ways
+from ramify.planning.schemes.semcast.trees import GrowingTree, TreeWays
 
 __all__ = [
     "Accept",
@@ -36,10 +36,10 @@ __all__ = [
     "Distance",
     "Graft",
     "Join",
+    "JoinNetwork",
     "JoiningBroker",
     "Leave",
     "Message",
-    "Network",
     "Refuse",
     "Settle",
 ]
@@ -143,7 +143,7 @@ class _Place:
 class JoiningBroker:
     """One broker: `receive` a message, get those to send. Pure: nothing is sent from here."""
 
-    def __init__(self, index: int, ways: Ways, links_ms: dict[tuple[int, int], float]) -> None:
+    def __init__(self, index: int, ways: TreeWays, links_ms: dict[tuple[int, int], float]) -> None:
         self.index = index
         self._ways, self._ms = ways, links_ms
         self.places: dict[int, _Place] = {}
@@ -294,7 +294,7 @@ class JoiningBroker:
         return [(above, Leave(channel)) for above in sorted(left)]
 
 
-class Network:
+class JoinNetwork:
     """Brokers and the messages between them, delivered until none is left; counts them by kind.
 
     Plays the coordinator too: it knows every channel's root and destinations. Messages are delivered in the
@@ -304,7 +304,7 @@ class Network:
     def __init__(
         self,
         brokers: int,
-        ways: Ways,
+        ways: TreeWays,
         links_ms: dict[tuple[int, int], float],
         rng: np.random.Generator | None = None,
     ) -> None:

@@ -41,9 +41,9 @@ from ramify.network.graphs.distances import Weight
 from ramify.network.trees.steiner import Steiner
 from ramify.network.trees.trees import Tree
 from ramify.planning.demand.classes import Classes
-from ramify.planning.plans.growth import NEVER, Links, Opened, mapped, open_channel, simple, terms
+from ramify.planning.plans.growth import NEVER, Links, OpenedChannel, mapped, open_channel, simple, terms
 from ramify.planning.plans.lateness import (
-    Late,
+    LateSubscription,
     TooLateError,
     bounds_latency,
     class_ms,
@@ -61,7 +61,7 @@ from ramify.planning.plans.plan import (
     Pruning,
     Serves,
 )
-from ramify.planning.schemes.semcast.trees import GrowingTree, Ways
+from ramify.planning.schemes.semcast.trees import GrowingTree, TreeWays
 
 __all__ = ["Membership", "growing_tree", "joined", "late_in_class", "left", "ways_for"]
 
@@ -91,24 +91,24 @@ class Membership:
     removed: Mapping[int, Links] = field(default_factory=dict)
     opened: int | None = None
     vanished: tuple[int, ...] = ()
-    late: Late | None = None
+    late: LateSubscription | None = None
 
 
-def ways_for(plan: Plan) -> Ways:
+def ways_for(plan: Plan) -> TreeWays:
     """The searches that joins need, kept with the overlay."""
     held = plan.overlay.__dict__
     if "_semcast_ways" not in held:
         weight: Weight = "hops" if directed(plan.overlay) == "hops" else "mean_price"
-        held["_semcast_ways"] = Ways.of(plan.overlay, Steiner.of(plan.overlay, weight))
+        held["_semcast_ways"] = TreeWays.of(plan.overlay, Steiner.of(plan.overlay, weight))
     found = held["_semcast_ways"]
-    assert isinstance(found, Ways)
+    assert isinstance(found, TreeWays)
     return found
 
 
 def joined(
     plan: Plan,
     subscription: Subscription,
-    ways: Ways | None = None,
+    ways: TreeWays | None = None,
     *,
     point: int | None = None,
     publishers: Iterable[int] | None = None,
@@ -146,7 +146,7 @@ def joined(
     return min(found, key=lambda each: (each.late is not None, sum(map(len, each.added.values()))))
 
 
-def late_in_class(plan: Plan, k: int, subscription: Subscription) -> Late | None:
+def late_in_class(plan: Plan, k: int, subscription: Subscription) -> LateSubscription | None:
     """Whether a subscription that joins class k, which is served already, is late there; None: it is not.
 
     `TooLateError` where it is refused for that. `PlanError` where another plan might keep its bound.
@@ -178,11 +178,11 @@ def _bound(plan: Plan, subscription: Subscription) -> float:
     return subscription.latency_ms or np.inf if counts else np.inf
 
 
-def _late(subscription: Subscription, ms: float) -> Late | None:
+def _late(subscription: Subscription, ms: float) -> LateSubscription | None:
     bound = subscription.latency_ms
     if bound is None or keeps(ms, bound):
         return None
-    return Late(subscription.id, subscription.broker, bound, ms)
+    return LateSubscription(subscription.id, subscription.broker, bound, ms)
 
 
 def left(plan: Plan, id_: str) -> Membership:
@@ -245,7 +245,7 @@ def _covering(plan: Plan, classes: Classes, k: int, among: Container[int] | None
 
 
 def _joining(
-    plan: Plan, k: int, home: frozenset[int], ways: Ways, subscription: Subscription
+    plan: Plan, k: int, home: frozenset[int], ways: TreeWays, subscription: Subscription
 ) -> Membership | None:
     """The plan with the class in a hierarchy; None where somebody would have to move."""
     host, bound = int(plan.classes.broker[k]), _bound(plan, subscription)
@@ -306,7 +306,7 @@ def _opened(
     root = host if point is None else point
     pruning = next((channel.pruning for channel in plan.channels), Pruning.NONE)
     allowed = None if publishers is None else frozenset(publishers)
-    bare, legs = open_channel(plan, Opened(f"hierarchy {c}", root, (), k, pruning), allowed)
+    bare, legs = open_channel(plan, OpenedChannel(f"hierarchy {c}", root, (), k, pruning), allowed)
     leg, down = legs.worst_ms(root, host), 0.0
     came: Links = ()
     if root != host:
@@ -366,7 +366,7 @@ def _expression(channel: Channel) -> Expression:
 
 
 def growing_tree(
-    plan: Plan, channel: Channel, ways: Ways | None, ms: dict[tuple[int, int], float]
+    plan: Plan, channel: Channel, ways: TreeWays | None, ms: dict[tuple[int, int], float]
 ) -> GrowingTree:
     """A channel's tree, to be joined and left. Without ways it only shrinks."""
     assert channel.tree is not None

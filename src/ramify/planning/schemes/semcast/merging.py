@@ -37,7 +37,7 @@ from ramify.planning.schemes.semcast.expressions import common, hierarchy, noise
 from ramify.planning.schemes.semcast.hierarchies import EdgeEstimate, Hierarchies, Reach
 from ramify.planning.schemes.semcast.kernels import best_of_rows, merge_row
 
-__all__ = ["Draft", "Merged", "Noise", "merge_channels", "merges"]
+__all__ = ["Draft", "MergedChannels", "Noise", "merge_channels", "merges"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
@@ -74,7 +74,7 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergedChannels:
     """The channels that merging ends with, how many merges made them, whether a budget ended it."""
 
     channels: tuple[Draft, ...]
@@ -92,7 +92,7 @@ def merge_channels(
     seconds: float | None = None,
     most_terms: int = 5,
     progress: Progress = silent,
-) -> Merged:
+) -> MergedChannels:
     """Merge while it saves: see the module. Deterministic unless `seconds` ends it."""
     work = _Merging(hierarchies, statistics, estimate, noise, most_terms)
     ends = None if seconds is None else monotonic() + seconds
@@ -106,7 +106,7 @@ def merge_channels(
         count += 1
         if count % 64 == 0:
             progress(min(0.99, count / max(len(hierarchies), 1)), "merging channels")
-    return Merged(work.channels(), count, cut)
+    return MergedChannels(work.channels(), count, cut)
 
 
 def merges(

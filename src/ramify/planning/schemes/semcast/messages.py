@@ -15,7 +15,7 @@ import numpy as np
 from ramify.planning.plans.lateness import bounds_latency, leg_ms
 from ramify.planning.plans.legs import latencies, slowest_but
 from ramify.planning.plans.plan import Channel, Plan
-from ramify.planning.schemes.semcast.join_protocol import Network
+from ramify.planning.schemes.semcast.join_protocol import JoinNetwork
 from ramify.planning.schemes.semcast.membership import growing_tree, ways_for
 
 __all__ = ["replayed", "tree_messages"]
@@ -26,14 +26,14 @@ def tree_messages(before: Plan, after: Plan) -> Counter[str]:
     return replayed(before, after).counts
 
 
-def replayed(before: Plan, after: Plan, rng: np.random.Generator | None = None) -> Network:
+def replayed(before: Plan, after: Plan, rng: np.random.Generator | None = None) -> JoinNetwork:
     """Brokers that went from one revision to the next; of channels whose gateways changed alone.
 
     Messages are delivered in the order they were sent, or in any that `rng` draws.
     """
     ms = latencies(after.overlay)
     ways = ways_for(after)
-    network = Network(len(after.overlay), ways, ms, rng)
+    network = JoinNetwork(len(after.overlay), ways, ms, rng)
     for c, channel in enumerate(after.channels):
         assert channel.tree is not None
         assert channel.tree.root is not None

@@ -58,7 +58,7 @@ from ramify.planning.plans.plan import (
     Expression,
     Holds,
     Match,
-    Not,
+    Negation,
     Plan,
     Pruning,
     Serves,
@@ -75,7 +75,7 @@ from ramify.planning.schemes.semcast.hierarchies import (
     covering_profiles,
 )
 from ramify.planning.schemes.semcast.merging import Draft, Noise, merge_channels
-from ramify.planning.schemes.semcast.trees import GrowingTree, Ways
+from ramify.planning.schemes.semcast.trees import GrowingTree, TreeWays
 
 __all__ = ["SemcastParams", "plan"]
 
@@ -172,7 +172,7 @@ def plan(
     _, made, left_out, merged, roots = min(found, key=lambda each: each[0])
     progress(0.7, "growing trees")
     laid = _Laid(merged.channels, roots, _classes_of(made, profiles))
-    ways = None if params.trees == "steiner" else Ways.of(problem.overlay, problem.steiner)
+    ways = None if params.trees == "steiner" else TreeWays.of(problem.overlay, problem.steiner)
     by: Weight | None = None
     if params.trees == "delay":
         assert ways is not None
@@ -333,7 +333,7 @@ def _trees(
     laid: _Laid,
     estimate: EdgeEstimate,
     legs: Legs,
-    ways: Ways | None,
+    ways: TreeWays | None,
 ) -> list[Ints]:
     """The links of each channel's tree: of Steiner trees where no ways to join are given."""
     pairs = list(zip(laid.roots.tolist(), laid.drafts, strict=True))
@@ -380,7 +380,7 @@ def _in_time(
     profiles: Profiles,
     seen: Statistics,
     estimate: EdgeEstimate,
-    ways: Ways,
+    ways: TreeWays,
 ) -> _Laid:
     """The same, but for classes that would be late by their root and are served sooner at their gateway.
 
@@ -450,7 +450,7 @@ def _admitted(expression: Expression, wanted: Sequence[Words]) -> Words:
             found = np.bitwise_and.reduce([_admitted(part, wanted) for part in parts], axis=0)
         case Some(parts):
             found = np.bitwise_or.reduce([_admitted(part, wanted) for part in parts], axis=0)
-        case Not(part):
+        case Negation(part):
             found = ~_admitted(part, wanted)
     return found
 

@@ -39,14 +39,14 @@ from ramify.planning.plans.legs import keeps
 
 __all__ = [
     "GrowingTree",
-    "Ways",
+    "TreeWays",
 ]
 
 OUTSIDE = -2
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class TreeWays:
     """Shortest paths of one overlay, by weight and by latency; row i of each is from broker i."""
 
     distance: npt.NDArray[np.generic]
@@ -55,7 +55,7 @@ class Ways:
     before_ms: npt.NDArray[np.generic]
 
     @classmethod
-    def of(cls, overlay: Overlay, steiner: Steiner) -> "Ways":
+    def of(cls, overlay: Overlay, steiner: Steiner) -> "TreeWays":
         """Reuses the searches of `steiner`, which must weigh links the same both ways."""
         fast = all_pairs(overlay, "latency")
         return cls(steiner.distance, steiner.predecessor, fast.distance, fast.predecessor)
@@ -87,7 +87,7 @@ class GrowingTree:
     One that only shrinks needs no ways.
     """
 
-    def __init__(self, root: int, ways: Ways | None, links_ms: dict[tuple[int, int], float]) -> None:
+    def __init__(self, root: int, ways: TreeWays | None, links_ms: dict[tuple[int, int], float]) -> None:
         self.root = root
         self._ways = ways
         self._ms = links_ms
@@ -98,7 +98,11 @@ class GrowingTree:
 
     @classmethod
     def resume(
-        cls, tree: Tree, gateways: Iterable[int], ways: Ways | None, links_ms: dict[tuple[int, int], float]
+        cls,
+        tree: Tree,
+        gateways: Iterable[int],
+        ways: TreeWays | None,
+        links_ms: dict[tuple[int, int], float],
     ) -> "GrowingTree":
         """One that stands already."""
         made = cls(tree.root, ways, links_ms)
@@ -108,7 +112,7 @@ class GrowingTree:
         return made
 
     @property
-    def _known(self) -> Ways:
+    def _known(self) -> TreeWays:
         if self._ways is None:
             raise InputError("this tree was taken up without ways, to shrink only. Give them to join it.")
         return self._ways

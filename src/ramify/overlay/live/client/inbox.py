@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 
 from ramify.content.events.events import Event, batch_to_events
 from ramify.errors import LiveError
-from ramify.overlay.live.client.lane import Delivered, SuspendedError
+from ramify.overlay.live.client.lane import DeliveredBatch, SuspendedError
 from ramify.overlay.live.client.moves import Course, Wires
 
-__all__ = ["WINDOW_BYTES", "WINDOW_MESSAGES", "Incoming", "Received"]
+__all__ = ["WINDOW_BYTES", "WINDOW_MESSAGES", "ClientInbox", "ReceivedEvent"]
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class _Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Received(Event):
+class ReceivedEvent(Event):
     """An event that came for a subscription; `number` is that of its delivery on the lane."""
 
     number: int = 0
@@ -57,7 +57,7 @@ class Received(Event):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Mark:
-    incoming: "Incoming"
+    incoming: "ClientInbox"
     id: str
     share: _Share
     row: int
@@ -77,7 +77,7 @@ class _Queue:
         self.last: _Mark | None = None
 
 
-class Incoming:
+class ClientInbox:
     """See the module. Reading begins when something is first asked for."""
 
     def __init__(self, wires: Wires, after: int | None) -> None:
@@ -141,7 +141,7 @@ class Incoming:
             self._settle()
         self._wake()
 
-    async def next(self, id: str, timeout_s: float | None = None) -> Received | None:
+    async def next(self, id: str, timeout_s: float | None = None) -> ReceivedEvent | None:
         """The next event of a subscription. None when it has ended, or nothing came in time."""
         queue = self._queues[id]
         if queue.last is not None:
@@ -164,7 +164,7 @@ class Incoming:
         queue.last = _Mark(self, id, share, row)
         return _received(share.events[row], share.number, queue.last)
 
-    def put_back(self, event: Received) -> None:
+    def put_back(self, event: ReceivedEvent) -> None:
         """Undo `next`: the event was handed out and did not arrive."""
         mark = event._mark
         if mark is None or self._queues[mark.id].last is not mark:
@@ -177,7 +177,7 @@ class Incoming:
 
     # ------------------------------------------------------------------------------------- the lane
 
-    async def deliveries(self, after: int | None) -> AsyncGenerator[Delivered, None]:
+    async def deliveries(self, after: int | None) -> AsyncGenerator[DeliveredBatch, None]:
         """The lane as it comes, for one reader; see `LaneClient.deliveries`."""
         if self._reading is not None or self._exclusive:
             raise LiveError("this client's lane is being read already: use deliveries() or subscriptions")
@@ -273,7 +273,7 @@ class Incoming:
                     _log.warning(said, self._name, ", ".join(ids[:5]))
                 waited = True
 
-    def _share_out(self, delivered: Delivered) -> None:
+    def _share_out(self, delivered: DeliveredBatch) -> None:
         ids = [id.removeprefix(self._prefix) for id in delivered.subscriptions]
         queues = [self._queues.setdefault(id, _Queue()) for id in ids]
         queues = [queue for queue in queues if not queue.is_closed]
@@ -327,8 +327,8 @@ def _blocks(queue: _Queue, number: int) -> bool:
     return any(share.number == number for share in (*queue.shares, *last))
 
 
-def _received(event: Event, number: int, mark: _Mark) -> Received:
-    return Received(
+def _received(event: Event, number: int, mark: _Mark) -> ReceivedEvent:
+    return ReceivedEvent(
         event.id,
         event.publisher,
         event.time,

@@ -31,17 +31,17 @@ from ramify.overlay.control.names import token
 from ramify.overlay.control.records import (
     STATE,
     ClientRecord,
+    ControlState,
     LinkCount,
     LiveEpoch,
-    State,
     Status,
     decode,
     encode,
 )
-from ramify.overlay.control.steps import Node, Stepped
+from ramify.overlay.control.steps import Node, StepResult
 from ramify.overlay.live.broker.broker import Broker, BrokerConfig
-from ramify.overlay.live.broker.client_requests import Asker, Leader
-from ramify.overlay.live.broker.log import SupersededError, Written
+from ramify.overlay.live.broker.client_requests import Leader, RequestDesk
+from ramify.overlay.live.broker.log import LogEntry, SupersededError
 from ramify.overlay.live.broker.moves import Porter
 from ramify.overlay.live.broker.plan_cache import PlanCache, revision_of
 from ramify.overlay.live.broker.quotas import Guard
@@ -50,7 +50,7 @@ from ramify.overlay.live.wire.store import INITIAL, ConflictError, Lease, Store
 from ramify.overlay.live.wire.streams import Endpoint, connect, disconnect, sparing
 from ramify.overlay.live.wire.tasks import end_tasks
 
-__all__ = ["DEFAULT_LEASE_S", "Governed", "GovernedConfig"]
+__all__ = ["DEFAULT_LEASE_S", "ControlledBroker", "ControlledConfig"]
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ _SAY_S = 30.0
 
 
 @dataclass(frozen=True)
-class GovernedConfig:
+class ControlledConfig:
     """A broker, and the control server as a user of its account CONTROL."""
 
     broker: BrokerConfig
@@ -101,14 +101,14 @@ class _Seen:
 @functools.lru_cache(maxsize=2)
 def _read_state(value: bytes) -> _Seen:
     """A saved state, read once for all brokers of the process. Raises `InputError`."""
-    state = decode(value, State)
+    state = decode(value, ControlState)
     return _Seen(state.live, Epochs.from_json(bytes(state.epochs)))
 
 
-class Governed:
+class ControlledBroker:
     """See the module. Brokers of one process share `plans`."""
 
-    def __init__(self, config: GovernedConfig, plans: PlanCache | None = None) -> None:
+    def __init__(self, config: ControlledConfig, plans: PlanCache | None = None) -> None:
         self.config = config
         self.name = config.broker.name
         self.node = Node(self.name, config.broker.limits)
@@ -209,7 +209,7 @@ class Governed:
         SupersededError
             When another router of the same broker has started since.
         """
-        asker = Asker(self.broker, self.guard, self._leader, self._schema, self.porter)
+        asker = RequestDesk(self.broker, self.guard, self._leader, self._schema, self.porter)
         steps = asyncio.create_task(self.broker.run())
         tasks = [steps]
         ready = asyncio.create_task(self.broker.ready.wait())
@@ -291,7 +291,7 @@ class Governed:
         found = await self._store.get(f"clients.{token(client)}")
         return None if found is None else decode(found[0], ClientRecord)
 
-    def _committed(self, done: Stepped, written: Sequence[Written]) -> None:
+    def _committed(self, done: StepResult, written: Sequence[LogEntry]) -> None:
         self.guard.wrote(written)
         self.sampler.take(done.published)
 
