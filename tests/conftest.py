@@ -1,6 +1,7 @@
 """Settings that all tests share, and one Spark session per test process, started when first asked for."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,11 @@ settings.register_profile(
     derandomize=bool(os.environ.get("CI")),
 )
 settings.load_profile("ramify")
+
+# A shell starts a command in the background with SIGINT ignored, and every child inherits it: tests that press
+# Ctrl-C in a child would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Functions of test modules travel to Spark's workers by name, which look for them in these places.
 _HERE = Path(__file__).parent

@@ -160,8 +160,9 @@ def free_port() -> int:
 def _environment() -> dict[str, str]:
     """Ours, with the test modules in reach, and without what would turn a child to another Spark."""
     foreign = ("SPARK_HOME", "SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "PYSPARK_SUBMIT_ARGS")
+    paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {name: value for name, value in os.environ.items() if name not in foreign} | {
-        "PYTHONPATH": str(HERE)
+        "PYTHONPATH": os.pathsep.join(paths)
     }
 
 
