@@ -68,6 +68,7 @@ from ramify.planning.pricing.bound import GB
 from ramify.planning.pricing.measures import measures
 from ramify.planning.pricing.price import Price
 from ramify.planning.pricing.rules import Rules, read_rules
+from ramify.planning.schemes.catalog import SCHEMES, scheme_from
 from ramify.planning.schemes.scheme import Progress as Report
 from ramify.planning.schemes.scheme import silent
 from ramify.planning.schemes.shared.grids import grid_for
@@ -228,8 +229,9 @@ def _check_overlap(under: Path | None, place: str | None, specs: list[str] | Non
         return
     if place is not None:
         raise InputError("--place moves clients, and the tables of --overlap are for where they are.")
-    if specs is not None and not any(spec.startswith(("semcast", "auto")) for spec in specs):
-        raise InputError("no scheme of --schemes goes by --overlap. Name semcast, or a variant of it.")
+    if specs is not None and not any(spec == "auto" or scheme_from(spec)[1].overlap for spec in specs):
+        going = [name for name, scheme in SCHEMES.items() if scheme.overlap]
+        raise InputError(f"no scheme of --schemes goes by --overlap. Name one of: {', '.join(going)}.")
     if not (under / "overlap").is_dir():
         raise InputError("there is no table 'overlap' here; see `ramify tables --out`", path=str(under))
 

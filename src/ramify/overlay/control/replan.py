@@ -29,8 +29,7 @@ from ramify.planning.plans.check import check
 from ramify.planning.plans.files import decode_plan, encode_plan
 from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
-from ramify.planning.schemes.catalog import SCHEMES, make_plan, parameters
-from ramify.planning.schemes.kyra.drift import drift
+from ramify.planning.schemes.catalog import SCHEMES, drift, make_plan, parameters
 
 __all__ = [
     "CostMeter",

@@ -10,7 +10,7 @@ Cost       A hash per attribute and coordinator. A share parses each filter once
            subscriptions but the filters of its own alone.
 
 A share may be behind, or made with other coordinators in mind. So what it says is a hint: it may narrow
-where a decision looks, and never is the decision (`semcast.membership.joined` compares filters itself).
+where a decision looks, and never is the decision (the hook `join` of a scheme compares filters itself).
 
 Reference: O. Papaemmanouil, U. Cetintemel, "SemCast", section 3.2.5. Departure: how attributes are shared
 is not said there; here by highest random weight.

@@ -3,7 +3,7 @@
 Owns `diff`. Plans may number brokers and classes differently: brokers go by name, classes by the ids
 of their subscriptions (in expressions by filter and broker), channels by name (of several with one name,
 the first is matched with the first). Equal plans give an empty diff, and an empty diff means that both
-route every event alike. Of two plans of Kyra it also says how far zones followed drift (`kyra.drift`).
+route every event alike. Of plans whose schemes know it, it also says what drift moved (`Hooks.drift`).
 """
 
 import json
@@ -23,7 +23,7 @@ from ramify.planning.plans.plan import (
     Plan,
     Some,
 )
-from ramify.planning.schemes.kyra.drift import Drift, drift
+from ramify.planning.schemes.catalog import drift
 
 __all__ = ["ChannelDiff", "ClassMove", "PlanDiff", "diff"]
 
@@ -74,8 +74,8 @@ class PlanDiff:
     clients                               client -> (broker before, broker now); None where it was not there
     paths, legs                           (from, to) -> (brokers before, brokers now); None likewise
     other                                 what else changed: overlay, grid, rule, scheme, settings, order
-    drift                                 subscriptions that move to other proxies, of two plans of Kyra; no
-                                          difference of its own: equal plans have one that moves nothing
+    drift                                 what the schemes say that moved, where they do; no difference of
+                                          its own: equal plans have one that moves nothing
     """
 
     channels_added: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ class PlanDiff:
     )
     other: tuple[str, ...] = ()
     legs: Mapping[Ends, tuple[tuple[str, ...] | None, tuple[str, ...] | None]] = field(default_factory=dict)
-    drift: Drift | None = field(default=None, compare=False)
+    drift: object | None = field(default=None, compare=False)
 
     def __bool__(self) -> bool:
         """Whether anything differs."""

@@ -50,11 +50,8 @@ from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.growth import (
     NO_GROWTH,
     Growth,
-    OpenedChannel,
-    flows_down,
     regrown,
     serving_broker,
-    terms,
 )
 from ramify.planning.plans.lateness import LateSubscription
 from ramify.planning.plans.layout import Hops, rooted_tree
@@ -63,7 +60,6 @@ from ramify.planning.plans.plan import (
     Cells,
     Channel,
     Everything,
-    Holds,
     Plan,
     Pruning,
     Serves,
@@ -72,17 +68,13 @@ from ramify.planning.plans.plan import (
 from ramify.planning.plans.tables import BrokerChange, require_same_classes, table_changes
 from ramify.planning.pricing.bound import GB
 from ramify.planning.pricing.price import price
-from ramify.planning.schemes.semcast.membership import joined as semcast_joined
-from ramify.planning.schemes.semcast.membership import late_in_class
-from ramify.planning.schemes.semcast.membership import left as semcast_left
-from ramify.planning.schemes.semcast.messages import tree_messages
+from ramify.planning.schemes.catalog import hooks_of
 
 __all__ = [
     "ReplanDecision",
     "Revision",
     "add_subscription",
     "delete_subscription",
-    "is_semcast",
     "redo",
     "replan",
     "undo",
@@ -133,8 +125,10 @@ class Revision:
 
     @cached_property
     def messages(self) -> Mapping[str, int]:
-        """Kind -> how many joins and leaves SemCast's brokers send each other. Computed when asked for."""
-        return tree_messages(self.before, self.plan) if self.growth.grown or self.growth.pruned else {}
+        """Kind -> messages between brokers that the scheme takes for it. Computed when asked for."""
+        count = hooks_of(self.plan).measures
+        changed = self.growth.grown or self.growth.pruned
+        return count(self.before, self.plan) if count is not None and changed else {}
 
     def follow(self, demand: Demand, matched: Bools | None = None) -> Demand:
         """The demand in step with the plan: the class is matched while it has a member."""
@@ -167,7 +161,8 @@ def add_subscription(
 
     `matched` is bool[p]: the patterns of the demand that it matches; None is none of them. It joins its
     class where that has a place already; else one group, or every channel where each serves everybody.
-    On a SemCast plan only classes in `among` are asked whether they cover it, all unless told.
+    Where the plan's scheme has its own way (`Hooks.join`), only classes in `among` are asked whether they
+    cover it, all unless told.
     Raises `PlanError` for plans of other kinds and where a tree does not reach its broker: those must be
     planned again. `TooLateError` where the plan refuses its latency bound. `InputError` for an id that
     exists, a client that is elsewhere.
@@ -183,13 +178,15 @@ def add_subscription(
             f"{subscription.client!r} is attached to {at!r}. Subscribe there, or attach it anew."
         )
     classes, k = plan.classes.with_subscription(subscription, plan.overlay)
-    joined = _carrying(plan, k)
+    hooks, joined = hooks_of(plan), _carrying(plan, k)
     if joined:
         revived = joined if plan.classes.vacant[k] else ()
-        late = late_in_class(plan, k, subscription)
+        late = None if hooks.late is None else hooks.late(plan, k, subscription)
         return Revision(plan, replace(plan, classes=classes), k, revived, late=late)
-    if is_semcast(plan):
-        return _semcast_added(plan, subscription, among)
+    if hooks.join is not None:
+        came = hooks.join(plan, subscription, among)
+        made = redo(plan, subscription, came.class_id, came.channels, came.growth)
+        return Revision(plan, made, came.class_id, came.channels, growth=came.growth, late=came.late)
     chosen, increase = _place(plan, classes, k, demand, matched)
     made = replace(plan, classes=classes, channels=_joined(plan, classes, k, chosen))
     return Revision(plan, made, k, chosen, increase)
@@ -202,9 +199,9 @@ def delete_subscription(plan: Plan, id_: str) -> Revision:
     """
     classes, k = plan.classes.without_subscription(id_)
     left = _carrying(plan, k) if classes.vacant[k] else ()
-    if left and is_semcast(plan):
-        gone = semcast_left(plan, id_)
-        growth = Growth(without=k, pruned=tuple(gone.removed.items()), closed=gone.vanished)
+    leave = hooks_of(plan).leave
+    if left and leave is not None:
+        growth = leave(plan, id_)
         return Revision(plan, undo(plan, id_, growth), k, left, growth=growth)
     return Revision(plan, replace(plan, classes=classes), k, left)
 
@@ -331,43 +328,6 @@ def _in_cells(plan: Plan, classes: Classes, k: int) -> tuple[int, ...]:
                 raise _must_replan(plan, str(error)) from None
         found.append(c)
     return tuple(found)
-
-
-# --------------------------------------------------------------------------------------------- semcast
-
-
-def is_semcast(plan: Plan) -> bool:
-    """Whether a plan takes subscriptions as SemCast does: channels by expressions, trees from a root."""
-    if not plan.channels:
-        return plan.scheme.startswith("semcast")
-    return all(isinstance(c.admits.content, Holds) and flows_down(c) for c in plan.channels)
-
-
-def _semcast_added(plan: Plan, subscription: Subscription, among: Container[int] | None = None) -> Revision:
-    """It joins the channels of a hierarchy that covers it, or gets one of its own."""
-    came = semcast_joined(plan, subscription, among=among)
-    k, growth = came.class_id, NO_GROWTH
-    if came.opened is not None:
-        channel = came.plan.channels[came.opened]
-        assert channel.tree is not None
-        assert channel.tree.root is not None
-        links = tuple((int(u), int(v)) for u, v in channel.tree.links.tolist())
-        growth = Growth(opened=(OpenedChannel(channel.name, channel.tree.root, links, k, channel.pruning),))
-    elif came.channels:
-        growth = Growth(like=(k, _beside(came.plan, came.reworded, k)), grown=tuple(came.added.items()))
-    made = redo(plan, subscription, k, came.channels, growth)
-    return Revision(plan, made, k, came.channels, growth=growth, late=came.late)
-
-
-def _beside(plan: Plan, channels: Sequence[int], k: int) -> int:
-    """Another class of the term that class k has joined."""
-    for c in channels:
-        content = plan.channels[c].admits.content
-        assert isinstance(content, Holds)
-        for term in terms(content.expression):
-            if k in term.classes:
-                return next(other for other in term.classes if other != k)
-    raise AssertionError("a class that is covered joins a term")
 
 
 def _must_replan(plan: Plan, why: str) -> PlanError:

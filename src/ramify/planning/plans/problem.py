@@ -45,7 +45,7 @@ class Problem:
                      there may publish anything
     grid             the content space, where a scheme partitions by one
     overlap          who overlaps whom among the profiles of the classes, where tables say it of more than
-                     the demand holds (`Overlap.of_tables`); SemCast builds hierarchies by it
+                     the demand holds (`Overlap.of_tables`); for schemes that go by it
     access           client -> the price of its link to its broker, per 10^9 bytes; others pay nothing
     """
 

@@ -9,7 +9,7 @@ from a demand (`Yardstick`), or as they are (`SetYardstick`), as of a log whose 
 one memory. Either way the sets are taken in one order, so the same sets give the same figures to the bit.
 
 `opt` and ideal multicast are reference prices, not plans: a heuristic tree per distinct destination set,
-and shortest paths merged per event (`kyra.multicast`).
+and shortest paths merged per event (`multicast`).
 """
 
 from abc import ABC, abstractmethod

@@ -13,16 +13,19 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import numpy as np
 
 from ramify.errors import InputError
+from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
 from ramify.planning.schemes import baselines, explicit, portfolio, today, zhao_wu
 from ramify.planning.schemes.kyra import fbr, mbr
 from ramify.planning.schemes.kyra import schemes as kyra
+from ramify.planning.schemes.kyra.drift import HOOKS as KYRA
 from ramify.planning.schemes.majumder import hybrid, mult, mult2, single
-from ramify.planning.schemes.scheme import Progress, Scheme, silent
+from ramify.planning.schemes.scheme import NO_HOOKS, Hooks, Progress, Scheme, silent
 from ramify.planning.schemes.semcast import schemes as semcast
+from ramify.planning.schemes.semcast.hooks import HOOKS as SEMCAST
 
-__all__ = ["MAIN", "SCHEMES", "make_plan", "parameters", "scheme_from"]
+__all__ = ["MAIN", "SCHEMES", "drift", "hooks_of", "make_plan", "parameters", "scheme_from"]
 
 SCHEMES: dict[str, Scheme] = {
     "unicast": Scheme("a copy per destination broker, never merged", baselines.NoParams, baselines.unicast),
@@ -98,13 +101,26 @@ SCHEMES: dict[str, Scheme] = {
         "multicast groups of cells, flooded (Riabov et al.)", mbr.MbrParams, mbr.plan, cells=True
     ),
     "kyra": Scheme(
-        "cliques, zones and moved subscriptions (Cao and Singh)", kyra.KyraParams, kyra.plan, cells=True
+        "cliques, zones and moved subscriptions (Cao and Singh)",
+        kyra.KyraParams,
+        kyra.plan,
+        cells=True,
+        hooks=KYRA,
     ),
     "kyra-balanced": Scheme(
-        "the same on trees of lower degree", kyra.KyraParams, kyra.plan, {"balance": 100}, cells=True
+        "the same on trees of lower degree",
+        kyra.KyraParams,
+        kyra.plan,
+        {"balance": 100},
+        cells=True,
+        hooks=KYRA,
     ),
     "kyra-mbr": Scheme(
-        "moved subscriptions with multicast groups", kyra.KyraParams, kyra.groups_plan, cells=True
+        "moved subscriptions with multicast groups",
+        kyra.KyraParams,
+        kyra.groups_plan,
+        cells=True,
+        hooks=KYRA,
     ),
     "zhao-wu": Scheme(
         "trees per publisher's broker and sub-channel (Zhao and Wu)",
@@ -120,13 +136,19 @@ SCHEMES: dict[str, Scheme] = {
     ),
     "hub": Scheme("everything goes through one site", today.HubParams, today.hub),
     "semcast": Scheme(
-        "channels by content, flooded from rendezvous points (SemCast)", semcast.SemcastParams, semcast.plan
+        "channels by content, flooded from rendezvous points (SemCast)",
+        semcast.SemcastParams,
+        semcast.plan,
+        overlap=True,
+        hooks=SEMCAST,
     ),
     "semcast-merge": Scheme(
         "the same with overlapping channels made one",
         semcast.SemcastParams,
         semcast.plan,
         {"noise": "never"},
+        overlap=True,
+        hooks=SEMCAST,
     ),
     "semcast-noisemerge": Scheme(
         "the same with noise channels merged too",
@@ -134,21 +156,40 @@ SCHEMES: dict[str, Scheme] = {
         semcast.plan,
         {"noise": "merge"},
         slow=True,
+        overlap=True,
+        hooks=SEMCAST,
     ),
     "semcast-o": Scheme(
-        "the same on centralised Steiner trees", semcast.SemcastParams, semcast.plan, {"trees": "steiner"}
+        "the same on centralised Steiner trees",
+        semcast.SemcastParams,
+        semcast.plan,
+        {"trees": "steiner"},
+        overlap=True,
+        hooks=SEMCAST,
     ),
     "semcast-filter": Scheme(
-        "the same with filters at every hop", semcast.SemcastParams, semcast.plan, {"pruned": True}
+        "the same with filters at every hop",
+        semcast.SemcastParams,
+        semcast.plan,
+        {"pruned": True},
+        overlap=True,
+        hooks=SEMCAST,
     ),
     "semcast-delay": Scheme(
-        "the same within latency bounds", semcast.SemcastParams, semcast.plan, {"trees": "delay"}
+        "the same within latency bounds",
+        semcast.SemcastParams,
+        semcast.plan,
+        {"trees": "delay"},
+        overlap=True,
+        hooks=SEMCAST,
     ),
     "semcast-best": Scheme(
         "the same from the best rendezvous points",
         semcast.SemcastParams,
         semcast.plan,
         {"rendezvous": "best"},
+        overlap=True,
+        hooks=SEMCAST,
     ),
 }
 """Complete: there is no other way to add one. `auto` tries them in this order."""
@@ -192,6 +233,18 @@ def make_plan(spec: str, problem: Problem, seed: int = 0, progress: Progress = s
     made = scheme.plan(problem, params, np.random.default_rng(seed), progress)
     given = {key: value for key, value in asdict(params).items() if isinstance(value, str | int | float)}
     return replace(made, scheme=name, settings={**given, "seed": seed, **made.settings})
+
+
+def hooks_of(plan: Plan) -> Hooks:
+    """What the scheme that made a plan offers; nothing where no scheme has its name."""
+    scheme = SCHEMES.get(plan.scheme)
+    return NO_HOOKS if scheme is None else scheme.hooks
+
+
+def drift(old: Plan, new: Plan, demand: Demand | None = None) -> object | None:
+    """What moves from one plan to the next; None unless both are of schemes that know (`Hooks.drift`)."""
+    known = hooks_of(old).drift
+    return None if known is None or hooks_of(new).drift is not known else known(old, new, demand)
 
 
 def parameters(scheme: Scheme) -> tuple[str, ...]:

@@ -4,16 +4,23 @@ A scheme is a function `plan(problem, params, rng, progress) -> Plan` with a val
 parameters. It looks at the problem's demand only, is deterministic for a generator's seed (unless a
 budget of seconds cuts it short), and calls `progress(share, what)` now and then, with a share between 0
 and 1.
+
+A scheme may offer hooks (`Hooks`): what only it knows of a running plan that it made. A plan names its
+scheme; the catalog finds the hooks of a plan. Nobody else asks which scheme made it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from ramify.content.filters.subscriptions import Subscription
 from ramify.network.trees.trees import Tree
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.growth import NO_GROWTH, Growth
+from ramify.planning.plans.lateness import LateSubscription
 from ramify.planning.plans.plan import (
     Admission,
     AnyOf,
@@ -27,7 +34,16 @@ from ramify.planning.plans.plan import (
 )
 from ramify.planning.plans.problem import Problem
 
-__all__ = ["Progress", "Scheme", "channel", "put_together", "silent"]
+__all__ = [
+    "NO_HOOKS",
+    "Hooks",
+    "PlanEntry",
+    "Progress",
+    "Scheme",
+    "channel",
+    "put_together",
+    "silent",
+]
 
 Progress: TypeAlias = Callable[[float, str], None]
 
@@ -37,12 +53,51 @@ def silent(share: float, what: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanEntry:
+    """How a subscription enters a running plan: the class that it becomes a member of, the channels that
+    carry the class from now on, how channels grow for it, and whether it is late there."""
+
+    class_id: int
+    channels: tuple[int, ...] = ()
+    growth: Growth = NO_GROWTH
+    late: LateSubscription | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What a scheme knows of its running plans; each is optional.
+
+    Attributes
+    ----------
+    join        (plan, subscription, among): how a subscription of a class that no channel carries enters.
+                Only classes in `among` are asked whether they cover it, all where that is None. `PlanError`
+                where the plan must be made anew, `TooLateError` where it refuses the latency bound
+    leave       (plan, id): how channels change when the last member of a class goes
+    late        (plan, class, subscription): whether one that becomes a member of a class that is carried
+                already is late there; None: it is not. Errors as for `join`
+    measures    (before, after): kind -> messages that brokers send each other for a revision of channels
+    drift       (old, new, demand): what moves from one plan to the next by the statistics of a demand, as
+                a dataclass whose text is one line for people. None: nothing is known
+    """
+
+    join: Callable[[Plan, Subscription, Container[int] | None], PlanEntry] | None = None
+    leave: Callable[[Plan, str], Growth] | None = None
+    late: Callable[[Plan, int, Subscription], LateSubscription | None] | None = None
+    measures: Callable[[Plan, Plan], Mapping[str, int]] | None = None
+    drift: Callable[[Plan, Plan, Demand | None], object | None] | None = None
+
+
+NO_HOOKS = Hooks()
+
+
+@dataclass(frozen=True, slots=True)
 class Scheme:
     """A way to make plans.
 
     `params` is a frozen dataclass whose fields have defaults; `preset` are the values that this name of the
     scheme stands for. `slow` schemes are left out where a quick answer is wanted. Those with `cells` divide
-    the content space: their demand is to be counted with a grid (`kyra.grids.grid_for`).
+    the content space: their demand is to be counted with a grid (`shared.grids.grid_for`). Those with
+    `overlap` go by the overlap of stored tables where a problem has one.
     """
 
     summary: str
@@ -51,6 +106,8 @@ class Scheme:
     preset: Mapping[str, Any] = field(default_factory=dict)
     slow: bool = False
     cells: bool = False
+    overlap: bool = False
+    hooks: Hooks = NO_HOOKS
 
 
 def channel(

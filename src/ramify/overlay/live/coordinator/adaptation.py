@@ -37,7 +37,7 @@ from ramify.overlay.live.coordinator.leader_store import Stores
 from ramify.overlay.live.wire.tasks import end_tasks
 from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.plan import Plan
-from ramify.planning.schemes.kyra.drift import drift
+from ramify.planning.schemes.catalog import drift
 
 __all__ = ["Adapter", "DemandSource", "Make", "Replanner", "Settings"]
 

@@ -45,7 +45,7 @@ from ramify.overlay.live.coordinator.moves import MOVE_OPS, MoveConductor
 from ramify.overlay.live.coordinator.shares import Colleagues
 from ramify.overlay.live.wire.store import INITIAL, KeyChange, Lease
 from ramify.overlay.live.wire.tasks import together
-from ramify.planning.choosing.revise import is_semcast
+from ramify.planning.schemes.catalog import hooks_of
 
 __all__ = ["MOST_AT_ONCE", "Term"]
 
@@ -326,7 +326,7 @@ class Term:
     async def _hints(self, taken: Collection[_Waiting]) -> Hints:
         """What other coordinators say of newcomers; nothing where plans do not ask what covers them."""
         book, plan = self.book, self.book.head.plan
-        if not self.colleagues.others or not is_semcast(plan):
+        if not self.colleagues.others or hooks_of(plan).join is None:
             return {}
         ids = {id_ for each in taken if each.passed.request.op == "subscribe" for id_ in each.ids}
         rows = [book.wanted[id_] for id_ in sorted(ids & book.wanted.keys() - plan.classes.class_of.keys())]
@@ -335,7 +335,7 @@ class Term:
     async def _synchronise(self) -> None:
         """Before channels are made anew: see `Colleagues.synchronise`."""
         plan = self.book.head.plan
-        if is_semcast(plan):
+        if hooks_of(plan).join is not None:
             await self.colleagues.synchronise(self.book.wanted, plan.classes, self._stores.clients_at)
 
     async def _revise(self, touched: Collection[str] | None, hints: Hints | None = None) -> None:

@@ -24,9 +24,10 @@ from ramify.content.filters.space import Axis, Grid
 from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.plan import Cells, Plan
 from ramify.planning.plans.problem import Problem
+from ramify.planning.schemes.scheme import Hooks
 from ramify.planning.schemes.shared.cell_loads import PAPER_ALPHA, cell_loads, weighed
 
-__all__ = ["Drift", "OverlaidGrids", "clique_imbalance", "drift", "overlaid", "proxies_of"]
+__all__ = ["HOOKS", "Drift", "OverlaidGrids", "clique_imbalance", "drift", "overlaid", "proxies_of"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
@@ -89,6 +90,9 @@ def drift(old: Plan, new: Plan, demand: Demand | None = None) -> Drift | None:
             host = int(new.classes.broker[k])
             touched_pairs.update((host, cell) for cell in changed.tolist())
     return Drift(moved, of, len(touched_pairs), old.grid != new.grid, *_imbalances(old, new, demand))
+
+
+HOOKS = Hooks(drift=drift)
 
 
 def _same_classes(old: Plan, new: Plan) -> list[tuple[int, int, int]]:
