@@ -32,7 +32,7 @@ them with the newcomer's filter as a tag, which keeps them apart.
         send(table_changes(plan, fresh))
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
@@ -161,13 +161,11 @@ def add_subscription(
     subscription: Subscription,
     demand: Demand,
     matched: Bools | None = None,
-    among: Container[int] | None = None,
 ) -> Revision:
     """The plan with one more subscription. See the module.
 
     `matched` is bool[p]: the patterns of the demand that it matches; None is none of them. It joins its
     class where that has a place already; else one group, or every channel where each serves everybody.
-    On a SemCast plan only classes in `among` are asked whether they cover it, all unless told.
     Raises `PlanError` for plans of other kinds and where a tree does not reach its broker: those must be
     planned again. `TooLateError` where the plan refuses its latency bound. `InputError` for an id that
     exists, a client that is elsewhere.
@@ -189,7 +187,7 @@ def add_subscription(
         late = late_in_class(plan, k, subscription)
         return Revision(plan, replace(plan, classes=classes), k, revived, late=late)
     if is_semcast(plan):
-        return _semcast_added(plan, subscription, among)
+        return _semcast_added(plan, subscription)
     chosen, increase = _place(plan, classes, k, demand, matched)
     made = replace(plan, classes=classes, channels=_joined(plan, classes, k, chosen))
     return Revision(plan, made, k, chosen, increase)
@@ -343,9 +341,9 @@ def is_semcast(plan: Plan) -> bool:
     return all(isinstance(c.admits.content, Holds) and flows_down(c) for c in plan.channels)
 
 
-def _semcast_added(plan: Plan, subscription: Subscription, among: Container[int] | None = None) -> Revision:
+def _semcast_added(plan: Plan, subscription: Subscription) -> Revision:
     """It joins the channels of a hierarchy that covers it, or gets one of its own."""
-    came = semcast_joined(plan, subscription, among=among)
+    came = semcast_joined(plan, subscription)
     k, growth = came.class_id, NO_GROWTH
     if came.opened is not None:
         channel = came.plan.channels[came.opened]
