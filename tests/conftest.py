@@ -24,8 +24,8 @@ settings.register_profile(
 )
 settings.load_profile("ramify")
 
-# A shell starts a command in the background with SIGINT ignored, and every child inherits it: tests that press
-# Ctrl-C in a child would wait for ever.
+# A shell starts a command in the background with SIGINT ignored, and every child inherits it: tests that
+# press Ctrl-C in a child would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -5,7 +5,6 @@ Owns the forms that brokers, coordinators and clients exchange; all of it is JSO
 The store (`store.Store`, bucket CTL), with names as tokens:
 
     leader                  lease of the coordinator that decides
-    coordinators.<name>     lease of a coordinator that is there, the leader or a standby
     state                   `ControlState`, by compare-and-set by the leader: what every broker is to do
     overlay                 the overlay (large value)
     replaced                names the last wish to replace the plan that was carried out
@@ -20,9 +19,6 @@ The store (`store.Store`, bucket CTL), with names as tokens:
 A client asks its broker at `ramify.control.<client>` (`Request`), and gets `Answer`. The broker checks it
 and passes it on to the leader at `COORDINATE` on the control server, with the names of client and broker
 (`ForwardedRequest`), and passes the answer back.
-
-The leader asks other coordinators at `ramify.share.<name>` on the control server what they keep
-(`ShareQuestion`, `ShareAnswer`).
 """
 
 from typing import Any, TypeVar
@@ -34,14 +30,12 @@ from ramify.errors import InputError
 
 __all__ = [
     "COORDINATE",
-    "COORDINATORS",
     "DEFAULT_LEASE_S",
     "DEFAULT_QUOTA_BYTES",
     "LEADER",
     "MOVES",
     "OVERLAY",
     "REPLACED",
-    "SHARE",
     "STATE",
     "Advertisement",
     "Answer",
@@ -57,20 +51,15 @@ __all__ = [
     "Move",
     "Refusal",
     "Request",
-    "ShareAnswer",
-    "ShareQuestion",
     "Status",
     "decode",
     "encode",
 ]
 
 LEADER, STATE, OVERLAY, REPLACED = "leader", "state", "overlay", "replaced"
-COORDINATORS, MOVES = "coordinators", "moves"
+MOVES = "moves"
 COORDINATE = "ramify.coordinate"
 """Where the leader answers, in the account CONTROL of the control server."""
-
-SHARE = "ramify.share"
-"""Followed by a coordinator's token: where it answers what it keeps while it stands by, likewise."""
 
 DEFAULT_QUOTA_BYTES = 256 << 20
 DEFAULT_LEASE_S = 7 * 86_400
@@ -240,31 +229,6 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     client: ClientRecord | None = None
     place: ClientPlace | None = None
     move: Move | None = None
-
-
-class ShareQuestion(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What the leader asks a coordinator that stands by.
-
-    covering    the ids of kept subscriptions whose filter covers `filter`
-    kept        the kept subscriptions in the order of ids, those after `after`
-
-    `schema` is what filters are read with; `at`, the store's revision that the answer should know of.
-    """
-
-    op: str
-    schema: dict[str, str]
-    at: int = 0
-    filter: FilterText | None = None
-    after: str = ""
-
-
-class ShareAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The answer: `ids` to covering; to kept, some of them and whether there are `more`. Or `error`."""
-
-    ids: list[str] = []
-    kept: dict[str, FilterText] = {}
-    more: bool = False
-    error: str = ""
 
 
 class LiveEpoch(msgspec.Struct, frozen=True, omit_defaults=True):

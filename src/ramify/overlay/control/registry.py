@@ -21,7 +21,7 @@ there, those before where it was, whatever is revised meanwhile. The record foll
 
 import json
 from collections import ChainMap
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -59,7 +59,6 @@ from ramify.planning.plans.plan import Plan
 __all__ = [
     "MOST_CHANGES",
     "Book",
-    "Hints",
     "Lack",
     "LivePlan",
     "RevisedPlan",
@@ -83,9 +82,6 @@ MOST_CHANGES_BYTES = 512 << 10
 
 Matching = Callable[[Plan, Subscription], tuple[Demand, npt.NDArray[np.bool_]] | None]
 """The present sample as a demand of a plan's classes, and which of its patterns a newcomer matches."""
-
-Hints = Mapping[str, Collection[str]]
-"""Newcomer -> the subscriptions that may cover it, by ids; of those without a hint, any may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +120,6 @@ def revised(
     touched: Iterable[str] | None = None,
     demand: Demand | None = None,
     matching: Matching | None = None,
-    hints: Hints | None = None,
 ) -> RevisedPlan:
     """The plan with exactly the wanted subscriptions, of those that were touched, or of all.
 
@@ -152,7 +147,7 @@ def revised(
         given, matched = (demand, None) if sample is None else sample
         try:
             given = Demand.of([]) if given is None else given
-            joined = add_subscription(plan, row, given, matched, _among(plan, row.id, hints))
+            joined = add_subscription(plan, row, given, matched)
         except InputError as error:
             lacks[row.id] = Lack(str(error), isinstance(error, PlanError))
             continue
@@ -162,14 +157,6 @@ def revised(
         )
         changes.append(made)
     return RevisedPlan(plan, changes, lacks, demand)
-
-
-def _among(plan: Plan, id_: str, hints: Hints | None) -> set[int] | None:
-    """The classes of those that a hint names, as far as the plan knows them; None without a hint."""
-    if hints is None or id_ not in hints:
-        return None
-    known = plan.classes.class_of
-    return {known[other] for other in hints[id_] if other in known}
 
 
 def applied(plan: Plan, changes: Iterable[PlanChange]) -> Plan:
@@ -385,14 +372,11 @@ class Book:
             writes.append(Write(client_key(record.client), encode(record)))
         return writes
 
-    def revise(self, touched: Iterable[str] | None = None, hints: Hints | None = None) -> list[Write]:
-        """Bring every live plan up to what is wanted, as one revision; nothing when all are.
-
-        Hints say where to look for what covers a newcomer. A wrong one costs a channel, never an event.
-        """
+    def revise(self, touched: Iterable[str] | None = None) -> list[Write]:
+        """Bring every live plan up to what is wanted, as one revision; nothing when all are."""
         ids = None if touched is None else list(touched)
         found = {
-            epoch: revised(live.plan, self.wanted_at(live.at), ids, live.demand, self.matching, hints)
+            epoch: revised(live.plan, self.wanted_at(live.at), ids, live.demand, self.matching)
             for epoch, live in self.live.items()
         }
         for epoch, made in found.items():

@@ -32,7 +32,7 @@ them with the newcomer's filter as a tag, which keeps them apart.
         send(table_changes(plan, fresh))
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
@@ -155,14 +155,12 @@ def add_subscription(
     subscription: Subscription,
     demand: Demand,
     matched: Bools | None = None,
-    among: Container[int] | None = None,
 ) -> Revision:
     """The plan with one more subscription. See the module.
 
     `matched` is bool[p]: the patterns of the demand that it matches; None is none of them. It joins its
     class where that has a place already; else one group, or every channel where each serves everybody.
-    Where the plan's scheme has its own way (`Hooks.join`), only classes in `among` are asked whether they
-    cover it, all unless told.
+    Where the plan's scheme has its own way (`Hooks.join`), that decides.
     Raises `PlanError` for plans of other kinds and where a tree does not reach its broker: those must be
     planned again. `TooLateError` where the plan refuses its latency bound. `InputError` for an id that
     exists, a client that is elsewhere.
@@ -184,7 +182,7 @@ def add_subscription(
         late = None if hooks.late is None else hooks.late(plan, k, subscription)
         return Revision(plan, replace(plan, classes=classes), k, revived, late=late)
     if hooks.join is not None:
-        came = hooks.join(plan, subscription, among)
+        came = hooks.join(plan, subscription)
         made = redo(plan, subscription, came.class_id, came.channels, came.growth)
         return Revision(plan, made, came.class_id, came.channels, growth=came.growth, late=came.late)
     chosen, increase = _place(plan, classes, k, demand, matched)

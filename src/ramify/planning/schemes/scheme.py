@@ -9,7 +9,7 @@ A scheme may offer hooks (`Hooks`): what only it knows of a running plan that it
 scheme; the catalog finds the hooks of a plan. Nobody else asks which scheme made it.
 """
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -69,9 +69,8 @@ class Hooks:
 
     Attributes
     ----------
-    join        (plan, subscription, among): how a subscription of a class that no channel carries enters.
-                Only classes in `among` are asked whether they cover it, all where that is None. `PlanError`
-                where the plan must be made anew, `TooLateError` where it refuses the latency bound
+    join        (plan, subscription): how a subscription of a class that no channel carries enters.
+                `PlanError` where the plan must be made anew, `TooLateError` where it refuses the bound
     leave       (plan, id): how channels change when the last member of a class goes
     late        (plan, class, subscription): whether one that becomes a member of a class that is carried
                 already is late there; None: it is not. Errors as for `join`
@@ -80,7 +79,7 @@ class Hooks:
                 a dataclass whose text is one line for people. None: nothing is known
     """
 
-    join: Callable[[Plan, Subscription, Container[int] | None], PlanEntry] | None = None
+    join: Callable[[Plan, Subscription], PlanEntry] | None = None
     leave: Callable[[Plan, str], Growth] | None = None
     late: Callable[[Plan, int, Subscription], LateSubscription | None] | None = None
     measures: Callable[[Plan, Plan], Mapping[str, int]] | None = None

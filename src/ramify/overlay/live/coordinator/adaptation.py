@@ -1,8 +1,7 @@
 """A leader looks after its plans: mends what they lack, weighs new ones, takes back bad ones.
 
 Owns what is being made and tried, and the record of every decision (`decisions.<n>`, the last hundred).
-Before plans are made, coordinators that share the attributes synchronise (`sharing`). Plans are made beside
-the loop (`coordinator.make_in_process`); they are proposed within it, brought up to
+Plans are made beside the loop (`coordinator.make_in_process`); they are proposed within it, brought up to
 what is wanted by then.
 
 A re-plan is on trial until enough was published with it: when the measured cost of a published GB rose by
@@ -125,13 +124,12 @@ class Adapter:
         book: Book,
         make: Make,
         wake: Callable[[], None],
-        synchronise: Callable[[], Awaitable[None]],
     ) -> None:
         self.measured = CostMeter()
         self.last: PlanDecision | None = None
         """The latest decision of this term."""
         self._settings, self._replanner, self._stores, self._book = settings, replanner, stores, book
-        self._make_plans, self._wake, self._synchronise = make, wake, synchronise
+        self._make_plans, self._wake = make, wake
         self._making: _Making | None = None
         self._trial: _Trial | None = None
         # the head and its cost at the last weighings
@@ -201,7 +199,6 @@ class Adapter:
         self, plan: Plan, demand: Demand | None
     ) -> tuple[ReplanResult | None, Demand | None]:
         """A plan of the head's scheme that has everything that is wanted."""
-        await self._synchronise()
         wanted = self._book.wanted_at(self._book.head.at)
         bare = await asyncio.to_thread(grown, plan, dict(wanted))
         specs = [spec_of(plan, self._settings.scheme)]
@@ -211,7 +208,6 @@ class Adapter:
         demand = await with_.source(plan)
         if demand is None or demand.events < max(1, with_.least_events):
             return None, None
-        await self._synchronise()
         job = ReplanJob(plan, with_.specs, demand, with_.threshold, with_.seed)
         return await self._make_plans(job), demand
 

@@ -5,8 +5,7 @@ begins, and the process that makes plans.
 
 Several may run; one leads, by the lease `leader`. All that a leader knows is in the store. One that loses
 its lease, meets another's write or cannot reach the control server ends its term, forgets what it knew and
-stands by again; so does one whose write had an unknown outcome. While they stand by, coordinators keep
-shares of what clients want and answer the leader (`sharing`).
+stands by again; so does one whose write had an unknown outcome. A standby costs a look at the lease.
 """
 
 import asyncio
@@ -30,11 +29,10 @@ from ramify.overlay.control.registry import Book, Write
 from ramify.overlay.control.replan import ReplanJob, ReplanResult, make_plans
 from ramify.overlay.live.coordinator.adaptation import Replanner, Settings
 from ramify.overlay.live.coordinator.leader_store import Stores
-from ramify.overlay.live.coordinator.shares import ShareKeeper, show
 from ramify.overlay.live.coordinator.term import Term
 from ramify.overlay.live.wire.store import INITIAL, Lease, Store
 from ramify.overlay.live.wire.streams import Endpoint, connect, sparing
-from ramify.overlay.live.wire.tasks import end_tasks, together
+from ramify.overlay.live.wire.tasks import together
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.check import check
@@ -103,8 +101,6 @@ class Coordinator:
         """The term of this coordinator, while it leads."""
         self.terms = 0
         """How many terms it has begun."""
-        self.sharer: ShareKeeper | None = None
-        """Its share of the attributes, while it stands by."""
         self._replaced = False
 
     async def run(self) -> None:
@@ -135,30 +131,14 @@ class Coordinator:
         """Stand by and lead until there is trouble; then the connections too are made anew."""
         config = self.config
         lease = Lease(store, LEADER, config.name, config.lease_s)
-        showing = asyncio.create_task(show(store, config.name, config.lease_s))
-        try:
-            if not await lease.take():
-                await self._stand_by(store, connection, lease)
-            await self._lead(store, connection, lease)
-        finally:
-            try:
-                # at once, so that a standby need not wait; also when cancelled
-                with contextlib.suppress(LiveError):
-                    await lease.release()
-            finally:
-                await end_tasks([showing])
-
-    async def _stand_by(self, store: Store, connection: Nats, lease: Lease) -> None:
-        """Until the lead is taken."""
-        schema = self.config.schema if self.config.plan is None else self.config.plan.classes.schema
-        self.sharer = ShareKeeper(self.config.name, schema, store, connection)
-        sharing = asyncio.create_task(self.sharer.run())
         try:
             while not await lease.take():
                 await asyncio.sleep(_STANDBY_S)
+            await self._lead(store, connection, lease)
         finally:
-            self.sharer = None
-            await end_tasks([sharing])
+            # at once, so that a standby need not wait; also when cancelled
+            with contextlib.suppress(LiveError):
+                await lease.release()
 
     async def _lead(self, store: Store, connection: Nats, lease: Lease) -> None:
         stores = Stores(store, lease)
@@ -286,7 +266,6 @@ async def _clients(stores: Stores) -> dict[str, bytes]:
             if change.value is not None:
                 found[change.key] = change.value
                 stores.revisions[change.key] = change.revision
-                stores.clients_at = max(stores.clients_at, change.revision)
     raise LiveError("the control server did not list the clients: try again")
 
 

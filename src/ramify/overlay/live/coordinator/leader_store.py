@@ -24,8 +24,6 @@ class Stores:
         self.lease = lease
         self.revisions: dict[str, int] = {}
         """The revisions of keys that are written by compare-and-set."""
-        self.clients_at = 0
-        """The latest revision of a client's record."""
 
     async def write(self, writes: Sequence[Write]) -> None:
         """Write records, then plans and changes, then the state, then moves; each kind at once.
@@ -58,8 +56,6 @@ class Stores:
                 await self.store.put(key, value, 0)
             else:
                 self.revisions[key] = await self.store.put(key, value)
-            if _kind(key) == "clients":
-                self.clients_at = max(self.clients_at, self.revisions[key])
 
     def _require_lead(self) -> None:
         if not self.lease.held:

@@ -37,15 +37,13 @@ from ramify.overlay.control.records import (
     decode,
     encode,
 )
-from ramify.overlay.control.registry import Book, Hints
+from ramify.overlay.control.registry import Book
 from ramify.overlay.control.requests import MOST_RECORD_BYTES, RequestLimits, RequestOutcome, ask
 from ramify.overlay.live.coordinator.adaptation import Adapter, Make, Replanner, Settings
 from ramify.overlay.live.coordinator.leader_store import Stores
 from ramify.overlay.live.coordinator.moves import MOVE_OPS, MoveConductor
-from ramify.overlay.live.coordinator.shares import Colleagues
 from ramify.overlay.live.wire.store import INITIAL, KeyChange, Lease
 from ramify.overlay.live.wire.tasks import together
-from ramify.planning.schemes.catalog import hooks_of
 
 __all__ = ["MOST_AT_ONCE", "Term"]
 
@@ -102,8 +100,7 @@ class Term:
         self.book = book
         self._settings, self._stores, self._nats = settings, stores, connection
         self._wake = asyncio.Event()
-        self.colleagues = Colleagues(stores.lease.holder, stores.store, connection)
-        self.plans = Adapter(settings, replanner, stores, book, make, self._wake.set, self._synchronise)
+        self.plans = Adapter(settings, replanner, stores, book, make, self._wake.set)
         self.moving = MoveConductor(stores, book, make, settings.scheme, self._wake.set)
         self._came = _Came()
         # set once all that was there has been seen
@@ -126,7 +123,7 @@ class Term:
         """Lead. Requests that wait when it ends are told that their outcome is unknown."""
         try:
             watches = (self._watch(prefix) for prefix in self._seen)
-            await together(*watches, self.colleagues.follow(), self._lead())
+            await together(*watches, self._lead())
         finally:
             await self.plans.end()
             await self.moving.end()
@@ -293,7 +290,7 @@ class Term:
         self._waiting += taken
         changed = [record for client, record in records.items() if book.records.get(client) != record]
         await self._stores.write(book.put_records(changed))
-        await self._revise(touched, await self._hints(taken))
+        await self._revise(touched)
         for waiting in taken:
             waiting.revision = book.epochs.revision
 
@@ -323,29 +320,14 @@ class Term:
         while len(self._removed) > _MOST_REMEMBERED:
             del self._removed[next(iter(self._removed))]
 
-    async def _hints(self, taken: Collection[_Waiting]) -> Hints:
-        """What other coordinators say of newcomers; nothing where plans do not ask what covers them."""
-        book, plan = self.book, self.book.head.plan
-        if not self.colleagues.others or hooks_of(plan).join is None:
-            return {}
-        ids = {id_ for each in taken if each.passed.request.op == "subscribe" for id_ in each.ids}
-        rows = [book.wanted[id_] for id_ in sorted(ids & book.wanted.keys() - plan.classes.class_of.keys())]
-        return await self.colleagues.hints(rows, plan.classes.schema, self._stores.clients_at)
-
-    async def _synchronise(self) -> None:
-        """Before channels are made anew: see `Colleagues.synchronise`."""
-        plan = self.book.head.plan
-        if hooks_of(plan).join is not None:
-            await self.colleagues.synchronise(self.book.wanted, plan.classes, self._stores.clients_at)
-
-    async def _revise(self, touched: Collection[str] | None, hints: Hints | None = None) -> None:
+    async def _revise(self, touched: Collection[str] | None) -> None:
         """Bring the live plans up to the records.
 
         In a thread: with very many classes it takes long, and the lease must be renewed meanwhile. The next
         revision takes no more requests than a second is enough for.
         """
         began = time.monotonic()
-        writes = await asyncio.to_thread(self.book.revise, touched, hints)
+        writes = await asyncio.to_thread(self.book.revise, touched)
         if touched:
             each_s = (time.monotonic() - began) / len(touched)
             self._at_once = min(MOST_AT_ONCE, max(1, int(_REVISION_S / max(each_s, 1e-6))))

@@ -4,7 +4,7 @@ Owns the way from a membership to the growth that every broker makes alike. A ne
 a hierarchy that covers it, or gets a channel of its own.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 from ramify.content.filters.subscriptions import Subscription
 from ramify.planning.plans.growth import NO_GROWTH, Growth, OpenedChannel, terms
@@ -16,9 +16,9 @@ from ramify.planning.schemes.semcast.messages import tree_messages
 __all__ = ["HOOKS", "enter", "leave"]
 
 
-def enter(plan: Plan, subscription: Subscription, among: Container[int] | None = None) -> PlanEntry:
+def enter(plan: Plan, subscription: Subscription) -> PlanEntry:
     """How a subscription joins: see `membership.joined`, whose errors it raises."""
-    came = joined(plan, subscription, among=among)
+    came = joined(plan, subscription)
     k, growth = came.class_id, NO_GROWTH
     if came.opened is not None:
         channel = came.plan.channels[came.opened]

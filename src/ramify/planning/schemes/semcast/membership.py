@@ -30,7 +30,7 @@ Departures As printed a covered profile joins one channel; noise channels then m
 Reference: O. Papaemmanouil, U. Cetintemel, "SemCast", sections 3.2.4 and 4.
 """
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -112,15 +112,13 @@ def joined(
     *,
     point: int | None = None,
     publishers: Iterable[int] | None = None,
-    among: Container[int] | None = None,
 ) -> Membership:
     """The plan with one more subscription. See the module.
 
-    Only classes in `among` are asked whether they cover it, all unless told. `point` is the rendezvous
-    point if a channel must be made; `publishers` are the brokers that it admits, those of the plan's other
-    channels unless told. Raises `PlanError` for plans of other schemes, and for a bound that only another
-    plan might keep; `TooLateError` for one that is refused; `InputError` for an id that exists or a client
-    that is elsewhere.
+    `point` is the rendezvous point if a channel must be made; `publishers` are the brokers that it admits,
+    those of the plan's other channels unless told. Raises `PlanError` for plans of other schemes, and for a
+    bound that only another plan might keep; `TooLateError` for one that is refused; `InputError` for an id
+    that exists or a client that is elsewhere.
     """
     _require_semcast(plan)
     at = plan.attachments.get(subscription.client, subscription.broker)
@@ -134,7 +132,7 @@ def joined(
     if any((channel.serves.classes == k).any() for channel in plan.channels):
         return Membership(revised, k, late=late_in_class(plan, k, subscription))
     known = ways_for(plan) if ways is None else ways
-    homes = _covering(plan, classes, k, among)
+    homes = _covering(plan, classes, k)
     tried = [_joining(revised, k, home, known, subscription) for home in homes]
     found = [each for each in tried if each is not None]
     if not any(each.late is None for each in found):
@@ -223,7 +221,7 @@ def left(plan: Plan, id_: str) -> Membership:
 # --------------------------------------------------------------------------------------------- joining
 
 
-def _covering(plan: Plan, classes: Classes, k: int, among: Container[int] | None) -> list[frozenset[int]]:
+def _covering(plan: Plan, classes: Classes, k: int) -> list[frozenset[int]]:
     """The terms, as sets of classes, one of whose filters covers that of class k, by first channel."""
     wanted = classes.filters[k]
     verdict: dict[bytes, bool] = {}
@@ -237,11 +235,7 @@ def _covering(plan: Plan, classes: Classes, k: int, among: Container[int] | None
     known = dict.fromkeys(
         frozenset(term.classes) for channel in plan.channels for term in terms(_expression(channel))
     )
-    return [
-        term
-        for term in known
-        if any(covers(other) for other in sorted(term) if among is None or other in among)
-    ]
+    return [term for term in known if any(covers(other) for other in sorted(term))]
 
 
 def _joining(
