@@ -83,7 +83,7 @@ class Place:
         headers = {"Nats-Msg-Id": os.urandom(8).hex()} | ({} if kind is None else {"Content-Type": kind})
         headers |= more or {}
         async with self.raw("alice") as connection:
-            answer = await connection.request("ramify.publish.alice", payload, timeout=20, headers=headers)
+            answer = await connection.request("ramify.publish.alice", payload, timeout=60, headers=headers)
         return int(json.loads(answer.data)["seq"])
 
     async def rejected(self, position: int) -> dict[str, str]:
@@ -424,7 +424,7 @@ def test_frames_of_a_hostile_neighbour_are_rejected_and_good_ones_behind_arrive(
             sent.append(headers(bad + 2, good.encode()))
             payloads.append(events)
             for payload, each in zip(payloads, sent, strict=True):
-                await own.request("out.link.v1", payload, timeout=10, headers=each)
+                await own.request("out.link.v1", payload, timeout=60, headers=each)
             for number in range(1, bad + 2):
                 found = await rejected_at(live.urls["v1"], live.site.ring, "v1", number)
                 assert found["Reason"] == "bad_frame", found

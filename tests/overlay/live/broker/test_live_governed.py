@@ -106,7 +106,7 @@ def test_counts_by_epoch_are_those_of_the_simulator(tmp_path: Path) -> None:
                     assert f"{line} {float(n.wire_bytes)}" in page
             port = serve_metrics(BrokerMetrics(live.brokers.values()))
             url = f"http://127.0.0.1:{port}/metrics"
-            fetched = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=10).read())
+            fetched = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=60).read())
             assert b"ramify_frames_total" in fetched
 
     asyncio.run(scenario())

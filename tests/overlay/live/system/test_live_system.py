@@ -133,8 +133,7 @@ async def _replaced_and_woken(machine: Machine, routers: str) -> None:
     send(old, signal.SIGSTOP)
     try:
         with extra_routers(machine, routers) as second:
-            # longer than the leases of the first
-            await asyncio.sleep(6)
+            # once the leases of the first are over
             await until_routes(began(second.pid) - 1)
             send(old, signal.SIGCONT)
             # it finds itself replaced and ends; its supervisor starts another, which ends the second one
