@@ -140,7 +140,7 @@ def test_past_its_quota_a_client_is_suspended_and_others_go_on(tmp_path: Path) -
         await live.until(lambda: any(p.request.op == "suspend" for p in live.leader.asked))
         told = next(p for p in live.leader.asked if p.request.op == "suspend")
         assert (told.broker, told.client, told.reason) == ("v0", "c0", "quota")
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(240):
             while (await lane(live))[0] != 1:
                 await asyncio.sleep(0.05)
         count, headers = await lane(live)

@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -82,9 +81,14 @@ def test_a_switch_between_any_two_schemes_loses_and_doubles_nothing(
     plans = [RoutingPlan(make_plan(spec, world.problem, 1)) for spec in SCHEMES]
     rng = np.random.default_rng(2)
 
-    async def switch(live: Running, walk: Iterator[int]) -> None:
+    rounds = 0
+
+    async def switch(live: Running, walk: list[int]) -> None:
         # the first is installed already
         for epoch, kind in enumerate(walk):
+            # there is load all along, however slow it is
+            while rounds < 5 * epoch // len(walk):
+                await asyncio.sleep(0.005)
             for node in live.nodes.values():
                 node.install(epoch, plans[kind])
             for name in rng.permutation(list(live.nodes)).tolist():
@@ -92,14 +96,14 @@ def test_a_switch_between_any_two_schemes_loses_and_doubles_nothing(
                 await asyncio.sleep(float(rng.uniform(0.0, 0.016)))
 
     async def scenario() -> None:
+        nonlocal rounds
         async with running(plans[walk[0]].plan, world, tmp_path) as live:
-            switching = asyncio.create_task(switch(live, iter(walk)))
-            rounds = 0
+            switching = asyncio.create_task(switch(live, walk))
             while not switching.done():
                 await live.publish(world, f"/{rounds}", size=3)
                 rounds += 1
             await switching
-            assert rounds > 3, "there must be load while plans are switched"
+            assert rounds > 3
             expected = Counter({(f"{e}/{r}", s): 1 for r in range(rounds) for e, s in wanted})
             await live.until(expected.total())
             assert live.delivered == expected

@@ -22,7 +22,7 @@ from ramify.overlay.live.wire.tasks import end_tasks
 
 KEYS = {f"c{i}": new_user() for i in range(3)}
 ACCOUNTS = accounts_config(new_user().public, {}, {}, {name: pair.public for name, pair in KEYS.items()})
-LIMIT_S = 20.0
+LIMIT_S = 240.0
 
 
 class Site:
@@ -96,7 +96,7 @@ async def watching(store: Store, prefix: str) -> AsyncIterator[Watcher]:
 
 
 async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(240):
         while not true():
             await asyncio.sleep(0.01)
 
@@ -442,7 +442,7 @@ def test_one_leader_at_a_time_among_three_and_takeover_after_a_silent_death(tmp_
         await until(lambda: len({name for _, _, name in claims}) > 1)
         await site.restart()
         restarted = time.monotonic()
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(240):
             await asyncio.gather(*tasks)
 
     play(tmp_path, scenario)
