@@ -4,13 +4,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-WORKERS ?= 2
+KERNELS := $(VENV)/.kernels
+# more than two cores' worth: live tests mostly wait
+WORKERS ?= 3
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test test-quick test-all check format bench clean
 
 help: ## List the targets
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -25,8 +28,20 @@ demo: $(READY) ## The whole story: plan a shop's events over 41 cloud regions, r
 	@mkdir -p build
 	@$(BIN)/ramify demo --out build/demo-plan.json
 
-test: $(READY) ## Run the tests
-	@$(BIN)/python -m pytest -n $(WORKERS)
+# compiled by one process before workers start, which would all compile the same
+$(KERNELS): $(READY) tests/support/kernels.py $(shell grep -rlE '^@(compiled|inlined)' src --include='*.py')
+	@echo "Compiling kernels (once, a minute or two)"
+	@$(BIN)/python tests/support/kernels.py
+	@touch $@
+
+test: $(KERNELS) ## Run the tests that CI runs
+	@$(PYTEST)
+
+test-quick: $(KERNELS) ## Run what needs no Spark and no server: at every change
+	@$(PYTEST) -m 'not (spark or live or command or long)'
+
+test-all: $(KERNELS) ## Run the tests with their long forms
+	@$(PYTEST) -m 'long or not long'
 
 check: $(READY) ## Lint, format, types, layers
 	@$(BIN)/ruff check .

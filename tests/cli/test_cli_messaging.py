@@ -28,7 +28,7 @@ from ramify.overlay.control.records import Answer
 from ramify.overlay.live.client.client import Client
 
 T = TypeVar("T")
-LIMIT_S = 100.0
+LIMIT_S = 240.0
 
 
 class Behind:

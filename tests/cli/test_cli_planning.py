@@ -229,8 +229,14 @@ def test_explain_says_what_is_wrong(tmp_path: Path) -> None:
     assert code == 2
 
 
-def test_the_demo_plans_and_shows_the_way_of_an_event(tmp_path: Path) -> None:
-    code, out, _ = run("demo", "--events", "1500", "--out", str(tmp_path / "plan.json"))
+@pytest.mark.parametrize(
+    ("events", "replayed"), [(600, 300), pytest.param(1500, 4000, marks=pytest.mark.long)]
+)
+def test_the_demo_plans_and_shows_the_way_of_an_event(tmp_path: Path, events: int, replayed: int) -> None:
+    sizes = ("--events", str(events), "--replayed", str(replayed))
+    code, out, _ = run(
+        "demo", *sizes, "--out", str(tmp_path / "plan.json"), "--dir", str(tmp_path / "live")
+    )
     assert code == 0
     assert "41 cloud regions" in out
     assert "Saves $" in out

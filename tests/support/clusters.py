@@ -13,6 +13,7 @@ a process of its own because a process has one classic session:
 import ctypes
 import json
 import os
+import runpy
 import secrets
 import signal
 import socket
@@ -24,10 +25,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyspark
 
 from ramify.pipeline.session.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 HERE = Path(__file__).parent
 BIN = Path(pyspark.__file__).parent / "bin"
@@ -103,6 +108,20 @@ def connect_server(folder: Path, *, timeout_s: float = 120.0) -> Iterator[Place]
 def run_job(place: Place, script: Path, folder: Path, *arguments: str, timeout_s: float = 400.0) -> Path:
     """Run one job script at `place` and return the file that it wrote."""
     return run_jobs(place, [(script, arguments)], folder, timeout_s=timeout_s)[0]
+
+
+def run_here(spark: "SparkSession", jobs: Sequence[tuple[Path, Sequence[str]]], folder: Path) -> list[Path]:
+    """Run job scripts in a session of this process; the files they wrote, in their order."""
+    folder.mkdir(parents=True, exist_ok=True)
+    outputs = [folder / f"{i}-{script.stem}" for i, (script, _) in enumerate(jobs)]
+    for (script, given), output in zip(jobs, outputs, strict=True):
+        _run(script, spark, output, given)
+    return outputs
+
+
+def _run(script: Path, spark: "SparkSession", output: Path, arguments: Sequence[str]) -> None:
+    # Under a name that nobody can import, the functions of the script travel by value.
+    runpy.run_path(str(script), run_name="job")["run"](spark, output, *arguments)
 
 
 def run_jobs(
@@ -248,8 +267,6 @@ def _listens(port: int) -> bool:
 
 def _drive() -> None:
     """The driver process of `run_jobs`."""
-    import runpy
-
     from ramify.pipeline.session.session import require_workers, spark_session
 
     order = json.load(sys.stdin)
@@ -260,8 +277,7 @@ def _drive() -> None:
     with spark_session(order["url"], memory=memory, conf=conf, scratch=Path(order["scratch"])) as spark:
         require_workers(spark)
         for script, output, *arguments in order["jobs"]:
-            # Under a name that nobody can import, the functions of the script travel by value.
-            runpy.run_path(script, run_name="job")["run"](spark, Path(output), *arguments)
+            _run(Path(script), spark, Path(output), arguments)
 
 
 if __name__ == "__main__":

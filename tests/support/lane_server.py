@@ -92,7 +92,7 @@ class LaneServer:
         return await api(self.own, f"CONSUMER.INFO.OUT.client_{token(client)}", {})
 
     async def until(self, holds: Callable[[dict[str, object]], bool], client: str = "alice") -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(240):
             while not holds(await self.consumer(client)):
                 await asyncio.sleep(0.02)
 

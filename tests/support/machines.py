@@ -64,14 +64,14 @@ async def started(machine: Machine) -> AsyncIterator[Machine]:
         await machine.stop()
 
 
-async def until_routing(machine: Machine, limit_s: float = 150.0) -> Overview:
+async def until_routing(machine: Machine, limit_s: float = 240.0) -> Overview:
     return await until_seen(
         machine, lambda view: view.routing and len(view.brokers) == len(machine.config.overlay), limit_s
     )
 
 
 async def until_seen(
-    machine: Machine, what: Callable[[Overview], bool], limit_s: float = 150.0
+    machine: Machine, what: Callable[[Overview], bool], limit_s: float = 240.0
 ) -> Overview:
     running = machine.directory.running()
     assert running is not None
@@ -111,7 +111,7 @@ def began(pid: int) -> float:
     return boot + ticks / os.sysconf("SC_CLK_TCK")
 
 
-async def until(what: Callable[[], bool], limit_s: float = 90.0) -> None:
+async def until(what: Callable[[], bool], limit_s: float = 200.0) -> None:
     async with asyncio.timeout(limit_s):
         while not what():
             await asyncio.sleep(0.05)
@@ -160,7 +160,7 @@ class Collected:
             if task.done():
                 task.result()
 
-    async def until_has(self, wanted: Counter[tuple[str, str]], limit_s: float = 120.0) -> None:
+    async def until_has(self, wanted: Counter[tuple[str, str]], limit_s: float = 240.0) -> None:
         """Wait until all of it came, and a moment longer for what is too much."""
         try:
             async with asyncio.timeout(limit_s):

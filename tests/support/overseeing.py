@@ -163,7 +163,7 @@ class Overseen:
     async def end_broker(self, name: str) -> None:
         await end_tasks([self.tasks.pop(name)])
 
-    async def until(self, what: Callable[[], bool], limit_s: float = 60.0) -> None:
+    async def until(self, what: Callable[[], bool], limit_s: float = 180.0) -> None:
         async with asyncio.timeout(limit_s):
             while not what():
                 for task in self.tasks.values():
@@ -188,7 +188,7 @@ class Overseen:
 
 @asynccontextmanager
 async def overseen(
-    world: World, directory: Path, plan: Plan | None = None, limit_s: float = 110.0
+    world: World, directory: Path, plan: Plan | None = None, limit_s: float = 300.0
 ) -> AsyncIterator[Overseen]:
     """All brokers of a world under control, routing by a plan where one is given."""
     live = Overseen(world, directory)

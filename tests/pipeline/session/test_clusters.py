@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
 
-from clusters import HERE, LOCAL, connect_server, run_jobs, run_python, standalone_cluster
+from clusters import HERE, connect_server, run_here, run_jobs, run_python, standalone_cluster
 from ramify.network.graphs.specs import overlay_from
 from ramify.workloads.catalog import workload_from
 
@@ -45,7 +46,7 @@ def log_with_bad_rows(folder: Path) -> str:
 
 # One test: the parts would each start their own cluster when tests are spread over processes.
 def test_a_job_gives_the_same_rows_on_a_standalone_cluster_and_over_connect_as_locally(
-    tmp_path: Path,
+    spark: SparkSession, tmp_path: Path
 ) -> None:
     folder = log_with_bad_rows(tmp_path / "log")
     jobs = [(HERE / "job_smoke.py", ("1000",)), (HERE / "job_pipeline.py", (folder,))]
@@ -53,11 +54,11 @@ def test_a_job_gives_the_same_rows_on_a_standalone_cluster_and_over_connect_as_l
         places = {
             "standalone": stack.enter_context(standalone_cluster(tmp_path / "cluster")),
             "connect": stack.enter_context(connect_server(tmp_path / "server")),
-            "local": LOCAL,
         }
         url = places["connect"].url
         refused = run_python(REFUSED, url.partition("token=")[0] + "token=wrong").stdout
         written = {name: run_jobs(place, jobs, tmp_path / name) for name, place in places.items()}
+    written["local"] = run_here(spark, jobs, tmp_path / "local")
     results = {name: [file.read_text() for file in files] for name, files in written.items()}
     assert "4" in results["local"][0]
     found = json.loads(results["local"][1])

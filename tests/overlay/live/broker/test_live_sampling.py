@@ -81,7 +81,7 @@ def test_what_brokers_ship_is_the_choice_among_what_was_published(tmp_path: Path
         live = Overseen(WORLD, tmp_path)
         live.probability = 0.3
         try:
-            async with asyncio.timeout(100):
+            async with asyncio.timeout(240):
                 await live.start()
                 await live.routing(await live.leader.propose(make_plan("mult", WORLD.problem, 1)))
                 await live.wires.publish(WORLD, "/a", size=7)

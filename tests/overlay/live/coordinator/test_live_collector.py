@@ -50,7 +50,7 @@ class Site:
         try:
             await ensure_samples(connection)
             made = [event(next(self._ids), x) for _ in range(events)]
-            await connection.request("samples.v0", encode_events(events_to_batch(made)), timeout=5)
+            await connection.request("samples.v0", encode_events(events_to_batch(made)), timeout=240)
             self.sent += [event.id for event in made]
         finally:
             await connection.close()
@@ -58,7 +58,7 @@ class Site:
     async def ship_bytes(self, data: bytes) -> None:
         connection = await connect(endpoint(self.server, "test"))
         await ensure_samples(connection)
-        await connection.request("samples.v0", data, timeout=5)
+        await connection.request("samples.v0", data, timeout=240)
         await connection.close()
 
     def landed(self) -> Counter[str]:

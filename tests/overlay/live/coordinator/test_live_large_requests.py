@@ -203,7 +203,7 @@ def test_a_first_plan_with_a_record_that_no_server_takes_is_an_error(tmp_path: P
         server = Server(config)
         await server.start()
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 with pytest.raises(InputError, match="the control server takes"):
                     await Coordinator(CoordinatorConfig("k0", endpoint(server, "k0"), plan)).run()
                 store = await Store.connect(endpoint(server, "test"))

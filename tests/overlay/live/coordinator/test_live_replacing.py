@@ -123,7 +123,7 @@ def test_the_key_of_another_kind_of_user_is_told_and_not_met_with_silence(tmp_pa
         try:
             at = Endpoint(server.url, client.seed, role.inbox_prefix, "control")
             with pytest.raises(LiveError, match=r"forbids .*STREAM.INFO.*key is that of another kind"):
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(240):
                     await Store.connect(at, timeout_s=2.0)
         finally:
             await server.stop()
@@ -152,7 +152,7 @@ def test_the_standby_takes_over_when_the_leader_is_killed(tmp_path: Path) -> Non
             # and one more is let in while it runs
             Directory(tmp_path).add_coordinators(["late"])
             at = Directory(tmp_path).control_endpoint("late", machine.control_url)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 store = await Store.connect(at)
                 await store.close()
 
@@ -170,13 +170,13 @@ def up_until_it_routes(directory: Path, *words: str, end: signal.Signals = signa
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out)
     try:
-        deadline = time.monotonic() + 150
+        deadline = time.monotonic() + 240
         while "Ctrl-C stops" not in log.read_text():
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
         process.send_signal(end)
-        code = process.wait(timeout=90)
+        code = process.wait(timeout=240)
         assert (code == 0) is (end is not signal.SIGKILL), log.read_text()
     finally:
         process.kill()

@@ -26,7 +26,7 @@ async def stop(machine: Machine) -> None:
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_module, "_PROBE_EVERY_S", 0.2)
     monkeypatch.setattr(machine_module, "_LOOK_EVERY_S", 0.05)
-    monkeypatch.setattr(machine_module, "Supervisor", partial(Supervisor, probe_limit_s=2.0))
+    monkeypatch.setattr(machine_module, "Supervisor", partial(Supervisor, probe_limit_s=6.0))
 
 
 @pytest.mark.usefixtures("hasty")
@@ -34,7 +34,7 @@ def test_a_control_server_that_lives_and_does_not_answer_is_started_again(tmp_pa
     async def scenario() -> None:
         machine = machine_of(tmp_path / "m", small_line(1), {})
         try:
-            async with asyncio.timeout(100):
+            async with asyncio.timeout(200):
                 await machine._start_servers()
                 control = machine._servers[""]
                 assert isinstance(control.server, Server)
@@ -72,7 +72,7 @@ def test_a_probe_whose_stream_is_gone_makes_it_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         machine = machine_of(tmp_path / "m", small_line(1), {})
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(200):
                 await machine._start_servers()
                 server = machine._servers[""].server
                 assert isinstance(server, Server)
@@ -101,7 +101,7 @@ def test_probes_go_where_a_server_is_when_its_old_port_is_taken(tmp_path: Path) 
         squatter = await asyncio.start_server(lambda r, w: None, "127.0.0.1", port)
         again = machine_of(tmp_path / "m", small_line(1), {})
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(200):
                 await again._start_servers()
                 control = again._servers[""]
                 assert control.server.config.port != port  # type: ignore[attr-defined]

@@ -40,7 +40,7 @@ def play(server: Server, scenario: Callable[[], Awaitable[None]]) -> None:
 
     async def bounded() -> None:
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 await scenario()
         finally:
             await server.stop()

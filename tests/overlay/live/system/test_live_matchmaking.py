@@ -100,7 +100,7 @@ class Matching(Running):
     async def ask(self, client: str, request: Request) -> Answer:
         """Ask until there is an answer, as the client library does."""
         data = encode(request)
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(240):
             while True:
                 wire = (await self.client(client)).connection
                 try:
@@ -123,7 +123,7 @@ class Matching(Running):
 
     async def at_rest(self) -> None:
         """Wait until no packet is under way."""
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(240):
             quiet = 0
             while quiet < 3:
                 await asyncio.sleep(0.05)
@@ -237,7 +237,7 @@ def test_events_reach_exactly_who_matches_and_those_outside_are_rejected(
                 rejected += Counter(f"{e.id}/{turn}" for e in world.events if not live.asked.inside(e))
                 # first the first brokers must have seen all of it
                 await settle(live, total)
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(240):
                     while sum((await live.rejected()).values()) < rejected.total():
                         await asyncio.sleep(0.1)
                 assert await live.rejected() == rejected

@@ -25,7 +25,7 @@ from ramify.overlay.live.host.move_requests import follow, request_move
 from ramify.overlay.live.wire.store import Store
 from ramify.overlay.live.wire.tasks import end_tasks
 
-LIMIT_S = 100.0
+LIMIT_S = 240.0
 READERS = {"kept": "v0", "loop": "v2", "still": "v1", "blocking": "v4"}
 WRITERS = {"w1": "v1", "w2": "v2", "w4": "v4"}
 OTHERS = {"no": "v1", "away": "v3", "alone": "v0"}
@@ -274,7 +274,7 @@ async def end_lane(at: LaneServer, to: LaneServer, *, reason: str = "", end: int
 
 
 async def take(client: Client, after: int | None, count: int) -> list[tuple[int, list[str]]]:
-    async with asyncio.timeout(30), contextlib.aclosing(client.deliveries(after)) as lane:
+    async with asyncio.timeout(240), contextlib.aclosing(client.deliveries(after)) as lane:
         found = [await anext(lane) for _ in range(count)]
     return [(each.number, each.events.column("id").to_pylist()) for each in found]
 

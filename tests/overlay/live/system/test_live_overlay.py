@@ -4,6 +4,8 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from ramify.planning.schemes.catalog import make_plan
 from running import crossings, running, seeded_world
 
@@ -21,8 +23,13 @@ SCHEMES += ["kyra", "kyra:ring_limit=1", "kyra-balanced", "kyra-mbr", "mbr", "fb
 SCHEMES += ["zhao-wu", "zhao-wu-tree"]
 
 
-def test_live_equals_simulated_for_several_schemes(tmp_path: Path) -> None:
-    world = seeded_world(3, brokers=11, subscriptions=24, events=240)
+@pytest.mark.parametrize(
+    ("brokers", "subscriptions", "events"), [(7, 16, 60), pytest.param(11, 24, 240, marks=pytest.mark.long)]
+)
+def test_live_equals_simulated_for_several_schemes(
+    tmp_path: Path, brokers: int, subscriptions: int, events: int
+) -> None:
+    world = seeded_world(3, brokers, subscriptions, events)
     plans = {spec: make_plan(spec, world.problem, 1) for spec in SCHEMES}
     wanted = world.wanted()
 

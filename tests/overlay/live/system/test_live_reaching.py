@@ -18,7 +18,7 @@ from ramify.overlay.live.wire.streams import Endpoint, sparing
 from ramify.overlay.live.wire.tasks import end_tasks
 from running import SMALL
 
-LIMIT_S = 60.0
+LIMIT_S = 240.0
 
 
 def nobody() -> Endpoint:

@@ -22,7 +22,7 @@ from ramify.overlay.live.wire.tasks import end_tasks
 
 KEYS = {f"c{i}": new_user() for i in range(3)}
 ACCOUNTS = accounts_config(new_user().public, {}, {}, {name: pair.public for name, pair in KEYS.items()})
-LIMIT_S = 20.0
+LIMIT_S = 240.0
 
 
 class Site:
@@ -96,7 +96,7 @@ async def watching(store: Store, prefix: str) -> AsyncIterator[Watcher]:
 
 
 async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(240):
         while not true():
             await asyncio.sleep(0.01)
 
@@ -399,10 +399,12 @@ def test_one_leader_at_a_time_among_three_and_takeover_after_a_silent_death(tmp_
     claims: list[tuple[float, float, str]] = []
 
     async def claim(lease: Lease, limit_s: float) -> None:
-        begin = time.monotonic()
-        while lease.held and time.monotonic() < begin + limit_s:
-            claims.append((begin, time.monotonic(), lease.holder))
+        begin = now = time.monotonic()
+        # the time is taken before it is asked: this process may be paused in between
+        while lease.held and now < begin + limit_s:
+            claims.append((begin, now, lease.holder))
             await asyncio.sleep(0.01)
+            now = time.monotonic()
 
     async def contend(store: Store, name: str, lead: Callable[[], bool]) -> None:
         """Take, renew for a while, then fall silent or release, and contend again."""
@@ -429,21 +431,36 @@ def test_one_leader_at_a_time_among_three_and_takeover_after_a_silent_death(tmp_
                 await asyncio.sleep(0.05)
 
     async def scenario(site: Site) -> None:
-        end = time.monotonic() + 4.0
+        restarted = float("inf")
+
+        def goes_on() -> bool:
+            """Until two have led since the restart."""
+            return len({name for begin, _, name in claims if begin > restarted}) < 2
+
         stores = [await site.store(name) for name in KEYS]
-        tasks = [
-            asyncio.create_task(contend(s, n, lambda: time.monotonic() < end))
-            for s, n in zip(stores, KEYS, strict=True)
-        ]
-        await asyncio.sleep(1.5)
+        tasks = [asyncio.create_task(contend(s, n, goes_on)) for s, n in zip(stores, KEYS, strict=True)]
+        await until(lambda: len({name for _, _, name in claims}) > 1)
         await site.restart()
-        await asyncio.gather(*tasks)
+        restarted = time.monotonic()
+        async with asyncio.timeout(240):
+            await asyncio.gather(*tasks)
 
     play(tmp_path, scenario)
     assert len({name for _, _, name in claims}) > 1
     ordered = sorted(claims, key=lambda claim: claim[1])
     for (_, former_end, former), (begin, _, later) in itertools.pairwise(ordered):
         assert former == later or former_end <= begin, f"{former} and {later} led at once"
+
+
+async def renewed_in_time(lease: Lease) -> bool:
+    """Renew a lease of a second for longer than that; False if this machine was too slow for it."""
+    for _ in range(4):
+        before = time.monotonic()
+        await asyncio.sleep(0.3)
+        if not await lease.renew():
+            assert time.monotonic() - before > 0.6, "it was let go too early"
+            return False
+    return True
 
 
 def test_a_lease_that_is_not_renewed_is_seen_as_deleted_and_can_be_taken(tmp_path: Path) -> None:
@@ -456,15 +473,13 @@ def test_a_lease_that_is_not_renewed_is_seen_as_deleted_and_can_be_taken(tmp_pat
             assert Lease.read(watcher.picture["leases.b1"]) == ("b1", lease.session)
             second = Lease(other, "leases.b1", "c", 1)
             assert not await second.take()
-            for _ in range(4):
-                await asyncio.sleep(0.3)
-                assert await lease.renew()
+            while not await renewed_in_time(lease):
+                while not await lease.take():
+                    await asyncio.sleep(0.05)
             assert "leases.b1" in watcher.picture
-            believed = lease.held
             while "leases.b1" in watcher.picture:
-                believed = lease.held
                 await asyncio.sleep(0.005)
-            assert not believed, "the server let go before the holder did"
+            assert not lease.held, "the server let go before the holder did"
             assert await second.take()
             assert not await lease.renew()
             assert not lease.held

@@ -32,7 +32,7 @@ from ramify.overlay.live.wire.tasks import end_tasks
 from ramify.overlay.live.wire.tls import TlsFiles
 from running import SMALL
 
-LIMIT_S = 100.0
+LIMIT_S = 240.0
 CURVE = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
 HELLO = {"specversion": "1.0", "id": "1", "source": "shop", "type": "order"}
 
