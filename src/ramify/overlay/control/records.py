@@ -8,6 +8,7 @@ The store (`store.Store`, bucket CTL), with names as tokens:
     coordinators.<name>     lease of a coordinator that is there, the leader or a standby
     state                   `ControlState`, by compare-and-set by the leader: what every broker is to do
     overlay                 the overlay (large value)
+    rules                   `RulesRecord`: the rules that every plan must keep, and the user's weights
     replaced                names the last wish to replace the plan that was carried out
     plans.<id>              a plan (large value, `plan_files.encode_plan`), never changed
     changes.<id>            `Changes`: one revision of one epoch's plan, never changed
@@ -41,6 +42,7 @@ __all__ = [
     "MOVES",
     "OVERLAY",
     "REPLACED",
+    "RULES",
     "SHARE",
     "STATE",
     "Advertisement",
@@ -57,6 +59,7 @@ __all__ = [
     "Move",
     "Refusal",
     "Request",
+    "RulesRecord",
     "ShareAnswer",
     "ShareQuestion",
     "Status",
@@ -64,7 +67,7 @@ __all__ = [
     "encode",
 ]
 
-LEADER, STATE, OVERLAY, REPLACED = "leader", "state", "overlay", "replaced"
+LEADER, STATE, OVERLAY, REPLACED, RULES = "leader", "state", "overlay", "replaced", "rules"
 COORDINATORS, MOVES = "coordinators", "moves"
 COORDINATE = "ramify.coordinate"
 """Where the leader answers, in the account CONTROL of the control server."""
@@ -283,6 +286,26 @@ class ControlState(msgspec.Struct, frozen=True):
 
     epochs: msgspec.Raw
     live: list[LiveEpoch]
+
+
+class RulesRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What plans must keep and what counts besides money on the wire.
+
+    revision                goes up by one with each change
+    rules                   in the form of a rules file
+    per_filter              money a month for each filter that a broker stores
+    per_million_matchings   money for a million matchings
+    wish                    names the start that gave them last; a coordinator with the same wish does not
+                            undo what was changed since
+    at                      when they were changed, in seconds since 1970
+    """
+
+    revision: int
+    rules: dict[str, Any] = {}
+    per_filter: float = 0.0
+    per_million_matchings: float = 0.0
+    wish: str = ""
+    at: float = 0.0
 
 
 class LinkCount(msgspec.Struct, frozen=True, array_like=True):

@@ -30,6 +30,7 @@ from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.check import check
 from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
+from ramify.planning.pricing.rules import Rules
 from ramify.planning.schemes.catalog import make_plan
 
 SHARED = {f"a{i}": AttributeType.INT64 for i in range(12)}
@@ -246,9 +247,9 @@ def test_before_plans_are_made_coordinators_synchronise(
     monkeypatch.setattr(shares, "_PAGE_BYTES", 200)
     plan = make_plan("semcast", WORLD.problem)
 
-    async def source(head: Plan) -> Demand | None:
+    async def source(head: Plan, rules: Rules) -> Demand | None:
         # beside the loop, or the lease would lapse while kernels are compiled
-        return await asyncio.to_thread(lambda: asyncio.run(recent(head)))
+        return await asyncio.to_thread(lambda: asyncio.run(recent(head, rules)))
 
     given: dict[str, object] = {"plan": plan, "overlay": None, "schema": {}, "lease_s": 30}
 
