@@ -34,7 +34,7 @@ import rustworkx as rx
 from ramify.network.graphs.overlay import Overlay
 from ramify.network.graphs.specs import overlay_from
 from ramify.network.trees.steiner import Steiner
-from ramify.planning.choosing.weigh import auto
+from ramify.planning.choosing.weigh import weigh
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.splits import Split
 from ramify.planning.demand.tally import Tally, tally
@@ -141,7 +141,7 @@ def costs(seed: int, quick: bool) -> dict[str, Any]:
     )
     names = [n for n, s in SCHEMES.items() if n != "hub" and not (quick and (s.slow or n in NOT_QUICK))]
     outcome, seconds = timed(
-        lambda: auto(train, validation.demand, test.demand, [with_budget(n) for n in names], seed=seed)
+        lambda: weigh(train, validation.demand, test.demand, [with_budget(n) for n in names], seed=seed)
     )
     on_test = {row.name: row.test.money for row in outcome.rows if row.test is not None}
     assert outcome.chosen is not None

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from ramify.cli import app, coordinator_process
+from ramify.content.filters.filters import Filter
 from ramify.content.matching.matcher import Matcher
-from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.demand.tally import PatternTally, TallySettings
 from ramify.planning.demand.windows import Windows
@@ -18,8 +18,8 @@ from ramify.planning.demand.windows import Windows
 class Tallied(coordinator_process.SampleDemand):
     """Only what counts the files is another."""
 
-    def counted(self, files: Sequence[str], classes: Classes, counting: TallySettings) -> Demand:
-        tally, matcher = PatternTally(counting), Matcher(classes.filters)
+    def counted(self, files: Sequence[str], filters: Sequence[Filter], counting: TallySettings) -> Demand:
+        tally, matcher = PatternTally(counting), Matcher(filters)
         for file in files:
             landed_us = Path(file).stat().st_mtime_ns // 1000
             for batch in pq.read_table(file).to_batches():
@@ -30,6 +30,7 @@ class Tallied(coordinator_process.SampleDemand):
             counting.split,
             tally.spans,
             tally.unknown,
+            len(filters) - counting.classes,
             half_life_s=counting.half_life_s,
             pane_us=counting.pane_us,
         ).whole

@@ -1,6 +1,18 @@
 """The command line: parse, call, print. No logic of its own."""
 
-from ramify.cli import content, demo, explain, matches, messages, move, overlay, pipeline, plan, status
+from ramify.cli import (
+    content,
+    demo,
+    explain,
+    matches,
+    messages,
+    move,
+    overlay,
+    pipeline,
+    plan,
+    rules,
+    status,
+)
 from ramify.cli.app import app, main
 
 __all__ = [
@@ -15,5 +27,6 @@ __all__ = [
     "overlay",
     "pipeline",
     "plan",
+    "rules",
     "status",
 ]

@@ -10,24 +10,27 @@ import json
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ramify.content.filters.filters import Filter
 from ramify.network.graphs.overlay import Overlay
-from ramify.overlay.control.replan import grid_of
+from ramify.overlay.control.rules import OverlayRules
 from ramify.overlay.live.coordinator.adaptation import Replanner
 from ramify.overlay.live.coordinator.collector import Collector, CollectorConfig, read_publishers
 from ramify.overlay.live.coordinator.coordinator import Coordinator, CoordinatorConfig
+from ramify.overlay.live.coordinator.samples import SampleWindow, recent_files
 from ramify.overlay.live.host.metrics import CoordinatorMetrics, serve_metrics
 from ramify.overlay.live.host.process import log_to_stderr, until_signal
 from ramify.overlay.live.wire.streams import Endpoint
 from ramify.overlay.live.wire.tasks import end_tasks
-from ramify.planning.demand.classes import Classes
+from ramify.planning.choosing.replan import grid_of
 from ramify.planning.demand.decay import checked_half_life
 from ramify.planning.demand.demand import Demand
 from ramify.planning.demand.tally import TallySettings
 from ramify.planning.plans.plan import Plan
+from ramify.planning.pricing.rules import Rules
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,6 +61,8 @@ class CoordinatorOptions:
     spark: str
     metrics_port: int | None
     announce: Path | None
+    rules: OverlayRules | None = None
+    rules_once: str = ""
 
 
 class SampleDemand:
@@ -81,32 +86,38 @@ class SampleDemand:
         self._open = contextlib.ExitStack()
         self._spark: SparkSession | None = None
 
-    async def __call__(self, plan: Plan) -> Demand | None:
-        """The demand with the classes of a plan; None when no sample has landed."""
-        return await asyncio.to_thread(self.count, plan)
+    async def __call__(self, plan: Plan, rules: Rules) -> Demand | None:
+        """The demand with the classes of a plan and the tags of rules; None when no sample has landed."""
+        return await asyncio.to_thread(self.count, plan, rules)
 
     def recent(self) -> list[str]:
         """The files that landed within the window."""
-        since = time.time() - self._window_s
-        files = sorted(self._directory.glob("samples-*.parquet"))
-        return [str(file) for file in files if file.stat().st_mtime >= since]
+        return [str(file) for file in recent_files(self._directory, self._window_s)]
 
-    def count(self, plan: Plan) -> Demand | None:
-        """As calling it, in this thread."""
+    def count(self, plan: Plan, rules: Rules | None = None) -> Demand | None:
+        """As calling it, in this thread.
+
+        Events without times span the time since the first of their files landed.
+        """
+        began = time.time()
         files = self.recent()
         if not files:
             return None
         attached = {**read_publishers(self._directory), **plan.attachments}
         how = {"grid": grid_of(plan, self._specs), "half_life_s": self._half_life_s}
         counting = TallySettings.of(plan.classes, plan.overlay, attached, **how)
-        demand = self.counted(files, plan.classes, counting)
+        landed = min(Path(file).stat().st_mtime for file in files)
+        tags = [] if rules is None else rules.tags(plan.classes.schema)
+        demand = self.counted(files, [*plan.classes.filters, *tags], counting)
         strange = sum(demand.unknown.values())
         if strange:
             _log.warning("%d sampled events come from publishers whose broker is not known", strange)
-        return demand if demand.events else None
+        if not demand.events:
+            return None
+        return demand if demand.seconds else replace(demand, seconds=max(1.0, began - landed))
 
-    def counted(self, files: Sequence[str], classes: Classes, counting: TallySettings) -> Demand:
-        """The demand of some files, by one pass."""
+    def counted(self, files: Sequence[str], filters: Sequence[Filter], counting: TallySettings) -> Demand:
+        """The demand of some files, by one pass. Filters behind those of the classes are tags."""
         from ramify.pipeline.passes.files import Files
         from ramify.pipeline.passes.passes import reckoned
 
@@ -115,7 +126,7 @@ class SampleDemand:
         if counting.half_life_s is not None:
             # publishers may leave times out, set them wrongly, or replay: when a file landed is known
             source = source.arriving()
-        with reckoned(spark, source, classes.filters, counting) as found:
+        with reckoned(spark, source, filters, counting) as found:
             return found.windows().whole
 
     def _session(self) -> "SparkSession":
@@ -156,6 +167,9 @@ async def _run(asked: CoordinatorOptions) -> None:
         asked.scheme,
         replace_plan=asked.replace_plan,
         replace_once=asked.replace_once,
+        rules=asked.rules,
+        rules_once=asked.rules_once,
+        matching=None if asked.samples is None else SampleWindow(asked.samples, asked.window_s).matching,
     )
     coordinator = Coordinator(config, replanner)
     if asked.metrics_port is not None:

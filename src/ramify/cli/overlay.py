@@ -18,12 +18,13 @@ from ramify.cli.console import friendly, say
 from ramify.cli.durations import HalfLifeOption, half_life_of
 from ramify.cli.logs import SparkOption
 from ramify.cli.tls_options import TlsCa, TlsCert, TlsKey, tls_context
-from ramify.errors import InputError, LiveError
+from ramify.errors import InputError, LiveError, PlanError
 from ramify.network.graphs.overlay import Overlay
 from ramify.network.graphs.specs import overlay_from
 from ramify.planning.schemes.catalog import scheme_from
 
 if TYPE_CHECKING:
+    from ramify.overlay.control.rules import OverlayRules
     from ramify.overlay.live.host.directory import Directory
     from ramify.overlay.live.host.machine import Machine
     from ramify.overlay.live.host.overview import Overview
@@ -52,6 +53,16 @@ WindowOption = Annotated[float, typer.Option(help="Seconds of samples that plans
 LeastOption = Annotated[int, typer.Option(help="Sampled events that must be there to plan for.", min=1)]
 SampleOption = Annotated[
     float, typer.Option(help="Share of published events that is sampled.", min=0, max=1)
+]
+RulesOption = Annotated[
+    Path | None,
+    typer.Option(help="JSON: capacities, quotas, residency that every plan must keep; see `ramify rules`."),
+]
+FilterWeight = Annotated[
+    float | None, typer.Option("--per-filter", help="Money a month for a stored filter.", min=0)
+]
+MatchingWeight = Annotated[
+    float | None, typer.Option("--per-matching", help="Money for a million matchings.", min=0)
 ]
 _SCHEMES = "explicit portfolio mult"
 _FIRST = "explicit"
@@ -107,6 +118,10 @@ def coordinator(
     half_life: HalfLifeOption = None,
     least_events: LeastOption = 100,
     spark: SparkOption = "local[*]",
+    rules: RulesOption = None,
+    per_filter: FilterWeight = None,
+    per_matching: MatchingWeight = None,
+    rules_once: Annotated[str, typer.Option(hidden=True)] = "",
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
@@ -123,12 +138,16 @@ def coordinator(
     role = ControlRole(name)
     context = tls_context(tls_ca, tls_cert, tls_key)
     seed = read_seed(key).seed
+    graph = None if overlay is None else overlay_from(overlay)
+    begun = None if plan is None else read_plan(plan)
+    known = graph if begun is None else begun.overlay
+    asked = given_rules(rules, per_filter, per_matching, known, begun)
     endpoint = Endpoint(server_url(control), seed, role.inbox_prefix, f"control {name}", context)
     settings = CoordinatorOptions(
         name,
         endpoint,
-        None if overlay is None else overlay_from(overlay),
-        None if plan is None else read_plan(plan),
+        graph,
+        begun,
         replace_plan,
         replace_once,
         scheme,
@@ -142,6 +161,8 @@ def coordinator(
         spark,
         metrics_port,
         announce,
+        asked,
+        rules_once,
     )
     run_coordinator(settings)
 
@@ -186,6 +207,9 @@ def up(
     half_life: HalfLifeOption = None,
     least_events: LeastOption = 100,
     spark: SparkOption = "local[*]",
+    rules: RulesOption = None,
+    per_filter: FilterWeight = None,
+    per_matching: MatchingWeight = None,
 ) -> None:
     """Run a whole overlay on this machine until Ctrl-C: servers, brokers, a coordinator."""
     from ramify.overlay.live.host.machine import Machine, MachineConfig
@@ -197,7 +221,15 @@ def up(
     if matchmaking is None and plan is None and scheme is None:
         matchmaking = files.matchmaking or None
     if matchmaking is not None:
-        given = {"--plan": plan, "--scheme": scheme, "--replan-every": replan_every, "--movable": movable}
+        given = {
+            "--plan": plan,
+            "--scheme": scheme,
+            "--replan-every": replan_every,
+            "--movable": movable,
+            "--rules": rules,
+            "--per-filter": per_filter,
+            "--per-matching": per_matching,
+        }
         _check_matchmaking(matchmaking, [name for name, value in given.items() if value])
         graph = _overlay_of(files, overlay, None)
         files.create(graph)
@@ -207,6 +239,7 @@ def up(
         return
     made = None if plan is None else read_plan(plan)
     graph = _overlay_of(files, overlay, made)
+    given_rules(rules, per_filter, per_matching, graph, made)
     files.create(graph)
     attached = {} if made is None else {row.client: row.broker for m in made.classes.members for row in m}
     files.add_clients({**attached, **_attached(client or [], graph)})
@@ -222,6 +255,7 @@ def up(
         *("--replan-every", str(replan_every), "--schemes", schemes),
         *("--threshold", str(threshold), "--window", str(window), "--least-events", str(least_events)),
         *(() if half_life is None else ("--half-life", half_life)),
+        *_rules_options(rules, per_filter, per_matching),
         *("--spark", spark, "--samples"),
     ]
     # each collects the samples for itself
@@ -425,6 +459,41 @@ def keys(
 
 
 # ------------------------------------------------------------------------------------------------ parts
+
+
+def given_rules(
+    file: Path | None,
+    per_filter: float | None,
+    per_matching: float | None,
+    overlay: Overlay | None,
+    plan: "Plan | None" = None,
+) -> "OverlayRules | None":
+    """The rules and weights that options give; None where none does.
+
+    Raises `InputError` for a file that cannot be used, and for a plan that breaks its rules with events
+    that may be published.
+    """
+    from ramify.overlay.control.rules import OverlayRules
+    from ramify.planning.choosing.judgement import faults
+    from ramify.planning.choosing.weigh import MonthlyWeights
+    from ramify.planning.pricing.rules import Rules, read_rules
+
+    if file is None and per_filter is None and per_matching is None:
+        return None
+    rules = Rules() if file is None else read_rules(file, overlay)
+    if plan is not None:
+        found = faults(plan, None, rules)
+        if found:
+            raise PlanError("--plan breaks --rules:", map(str, found))
+    return OverlayRules(rules, MonthlyWeights(per_filter or 0.0, per_matching or 0.0))
+
+
+def _rules_options(file: Path | None, per_filter: float | None, per_matching: float | None) -> list[str]:
+    """What a coordinator is given of them; of all starts and coordinators of this run one writes them."""
+    found: list[str] = [] if file is None else ["--rules", str(file.absolute())]
+    found += [] if per_filter is None else ["--per-filter", str(per_filter)]
+    found += [] if per_matching is None else ["--per-matching", str(per_matching)]
+    return [*found, "--rules-once", uuid.uuid4().hex] if found else []
 
 
 def directory_at(path: Path) -> "Directory":

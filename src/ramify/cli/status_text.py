@@ -1,4 +1,4 @@
-"""What `ramify status` prints: the leader, epochs, a row per broker, trouble, suspensions, decisions.
+"""What `ramify status` prints: leader, rules, epochs, a row per broker, trouble, suspensions, decisions.
 
 Owns its form. Where the place is narrow the names of brokers are shortened, numbers never; what does not go
 to a terminal has all the width that it needs.
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from ramify.cli.console import out, say
+from ramify.cli.rules import rule_lines
 from ramify.overlay.live.host.overview import BrokerView, Overview
 
 __all__ = ["show", "table"]
@@ -28,6 +29,9 @@ _WAITING_SHOWN = 3
 def show(view: Overview) -> None:
     """Print it all."""
     say(_first_line(view))
+    if view.rules is not None:
+        for line in rule_lines(view.rules):
+            say(line)
     for epoch in view.epochs:
         waits = "; ".join(f"{name} {why}" for name, why in list(epoch.waiting.items())[:_WAITING_SHOWN])
         text = f"epoch {epoch.epoch}.{epoch.revision} {epoch.state}"

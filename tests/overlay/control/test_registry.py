@@ -27,18 +27,10 @@ from ramify.overlay.control.records import (
     decode,
 )
 from ramify.overlay.control.registry import Book, Write, applied, records_of
-from ramify.overlay.control.replan import (
-    CostMeter,
-    EpochCost,
-    ReplanJob,
-    ReplanResult,
-    grown,
-    has_risen,
-    make_plans,
-    spec_of,
-)
+from ramify.overlay.control.replan import CostMeter, EpochCost, has_risen
 from ramify.overlay.control.requests import MOST_HELD, RequestLimits, ask
 from ramify.overlay.control.revisions import PlanChanges
+from ramify.planning.choosing.replan import ReplanJob, ReplanResult, grown, make_plans, spec_of
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.check import check

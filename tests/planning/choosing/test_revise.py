@@ -13,7 +13,7 @@ from ramify.errors import InputError, PlanError
 from ramify.network.graphs.overlay import Link, Overlay
 from ramify.network.trees.trees import Tree
 from ramify.overlay.routing.simulator import Simulator
-from ramify.planning.choosing.revise import Revision, add_subscription, delete_subscription, redo, replan
+from ramify.planning.choosing.revise import Revision, add_subscription, delete_subscription, redo
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.demand.tally import tally
@@ -392,46 +392,3 @@ def test_a_single_broker_takes_newcomers() -> None:
     change = add_subscription(plan, replace(NEW, broker="a"), Demand.of([(0, [], 1, 5)]), np.array([True]))
     assert change.increase == 0.0
     assert tables(change.plan) == [frozenset({Row(0, 0, "here", 0)})]
-
-
-# --------------------------------------------------------------------------------------------- re-plan
-
-
-def test_a_replan_is_installed_when_its_saving_exceeds_the_threshold() -> None:
-    near, far = (
-        square(RIGHT, subscriptions=[replace(A, broker="b")]),
-        square(LEFT, subscriptions=[replace(A, broker="b")]),
-    )
-    demand = Demand.of([(0, [0], 1, 10**9), (2, [0], 1, 10**9)])
-    # far: 3 + 1 links, near: 1 + 1
-    decision = replan(far, near, demand, 0.25)
-    assert (decision.install, decision.old_cost, decision.new_cost, decision.saving) == (
-        True,
-        4.0,
-        2.0,
-        0.5,
-    )
-    assert not replan(far, near, demand, 0.5).install, "at the threshold the old plan stays"
-    assert replan(far, near, demand, np.nextafter(0.5, 0)).install
-    assert not replan(near, far, demand, 0.0).install
-    assert replan(near, far, demand, 0.0).saving == -1.0
-
-
-def test_nothing_is_saved_where_nothing_is_paid() -> None:
-    free = square(LEFT, subscriptions=[A], there=0.0, back=0.0)
-    for demand in (Demand.of([]), Demand.of([(0, [0], 1, 100)])):
-        decision = replan(free, free, demand, 0.0)
-        assert (decision.install, decision.old_cost, decision.saving) == (False, 0.0, 0.0)
-
-
-def test_a_replan_must_deliver_count_classes_alike_and_have_a_threshold() -> None:
-    plan = square(LEFT, subscriptions=[A, B])
-    demand = Demand.of([(0, [0], 1, 100)])
-    mute = replace(plan, channels=(replace(plan.channels[0], serves=Serves.at_hosts([1], plan.classes)),))
-    with pytest.raises(PlanError, match="1 matches undelivered"):
-        replan(plan, mute, demand, 0.1)
-    with pytest.raises(PlanError, match="number classes differently"):
-        replan(plan, square(LEFT, subscriptions=[B, A]), demand, 0.1)
-    for threshold in (-0.1, float("nan"), float("inf")):
-        with pytest.raises(InputError, match="Allowed: a share of the cost"):
-            replan(plan, plan, demand, threshold)

@@ -15,7 +15,7 @@ from ramify.content.events.events import Event, events_to_batch
 from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError
 from ramify.network.graphs.generators import line
-from ramify.overlay.control.replan import (
+from ramify.planning.choosing.replan import (
     ReplanJob,
     ReplanResult,
     _demand_in,
@@ -268,9 +268,8 @@ def test_a_job_is_made_for_recent_events_and_weighed_on_all() -> None:
         assert encode_plan(plan) == encode_plan(make_plan("hub", problem, 1))
         plans.append(plan)
     assert encode_plan(plans[0]) != encode_plan(plans[1])
-    weighed = ReplanResult.decode(
-        make_plans(ReplanJob(bare, ["hub"], recent.demand, -10.0, seed=1).encode())
-    )
+    weighed = ReplanResult.decode(make_plans(ReplanJob(bare, ["hub"], recent.demand, 0.0, seed=1).encode()))
     unseen = replace(recent.demand, recent=None)
-    same = ReplanResult.decode(make_plans(ReplanJob(bare, ["mst"], unseen, -10.0, seed=1).encode()))
+    same = ReplanResult.decode(make_plans(ReplanJob(bare, ["mst"], unseen, 0.0, seed=1).encode()))
+    assert weighed.old_cost is not None
     assert weighed.old_cost == same.old_cost

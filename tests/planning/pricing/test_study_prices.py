@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.network.graphs.specs import overlay_from
-from ramify.planning.choosing.study import SHARES, Study, _together, compare, prepare
+from ramify.planning.choosing.study import SHARES, Study, compare, prepare
+from ramify.planning.choosing.weigh import together
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.splits import Split
 from ramify.planning.demand.tally import Tally
@@ -35,7 +36,7 @@ def study() -> Study:
 def test_the_windows_add_up_to_the_log(study: Study, spec: str, seed: int) -> None:
     plan = make_plan(spec, study.problem, seed)
     windows = (study.problem.demand, study.validation, study.test)
-    added = _together(study.whole, [price(plan, window) for window in windows])
+    added = together(study.whole, [price(plan, window) for window in windows])
     walked = price(plan, study.whole)
     for name in Price.__dataclass_fields__:
         if name not in ("layout", "yardstick", "hops", "ms", "given"):
@@ -48,7 +49,7 @@ def test_the_windows_add_up_to_the_log(study: Study, spec: str, seed: int) -> No
 def test_windows_that_are_not_the_log_are_refused(study: Study) -> None:
     priced = price(make_plan("mst", study.problem), study.test)
     with pytest.raises(AssertionError, match="parts of the log"):
-        _together(study.whole, [priced])
+        together(study.whole, [priced])
 
 
 def test_all_rows_have_the_same_references(study: Study) -> None:

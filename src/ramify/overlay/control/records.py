@@ -7,6 +7,7 @@ The store (`store.Store`, bucket CTL), with names as tokens:
     leader                  lease of the coordinator that decides
     state                   `ControlState`, by compare-and-set by the leader: what every broker is to do
     overlay                 the overlay (large value)
+    rules                   `RulesRecord`: the rules that every plan must keep, and the user's weights
     replaced                names the last wish to replace the plan that was carried out
     plans.<id>              a plan (large value, `plan_files.encode_plan`), never changed
     changes.<id>            `Changes`: one revision of one epoch's plan, never changed
@@ -36,6 +37,7 @@ __all__ = [
     "MOVES",
     "OVERLAY",
     "REPLACED",
+    "RULES",
     "STATE",
     "Advertisement",
     "Answer",
@@ -51,12 +53,13 @@ __all__ = [
     "Move",
     "Refusal",
     "Request",
+    "RulesRecord",
     "Status",
     "decode",
     "encode",
 ]
 
-LEADER, STATE, OVERLAY, REPLACED = "leader", "state", "overlay", "replaced"
+LEADER, STATE, OVERLAY, REPLACED, RULES = "leader", "state", "overlay", "replaced", "rules"
 MOVES = "moves"
 COORDINATE = "ramify.coordinate"
 """Where the leader answers, in the account CONTROL of the control server."""
@@ -247,6 +250,26 @@ class ControlState(msgspec.Struct, frozen=True):
 
     epochs: msgspec.Raw
     live: list[LiveEpoch]
+
+
+class RulesRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What plans must keep and what counts besides money on the wire.
+
+    revision                goes up by one with each change
+    rules                   in the form of a rules file
+    per_filter              money a month for each filter that a broker stores
+    per_million_matchings   money for a million matchings
+    wish                    names the start that gave them last; a coordinator with the same wish does not
+                            undo what was changed since
+    at                      when they were changed, in seconds since 1970
+    """
+
+    revision: int
+    rules: dict[str, Any] = {}
+    per_filter: float = 0.0
+    per_million_matchings: float = 0.0
+    wish: str = ""
+    at: float = 0.0
 
 
 class LinkCount(msgspec.Struct, frozen=True, array_like=True):

@@ -50,15 +50,18 @@ from ramify.overlay.control.records import (
 )
 from ramify.overlay.control.revisions import PlanChange, PlanChanges
 from ramify.overlay.routing.form import encode_routing
+from ramify.planning.choosing.judgement import faults
 from ramify.planning.choosing.revise import add_subscription, delete_subscription, redo, undo
 from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.files import decode_plan, encode_plan
 from ramify.planning.plans.lateness import TooLateError, refuses
 from ramify.planning.plans.plan import Plan
+from ramify.planning.pricing.rules import BrokenRule, Rules
 
 __all__ = [
     "MOST_CHANGES",
     "Book",
+    "BrokenRulesError",
     "Lack",
     "LivePlan",
     "RevisedPlan",
@@ -80,8 +83,12 @@ MOST_CHANGES = 256
 MOST_CHANGES_BYTES = 512 << 10
 """Bytes of one record of changes, but for one that a single change makes longer."""
 
-Matching = Callable[[Plan, Subscription], tuple[Demand, npt.NDArray[np.bool_]] | None]
-"""The present sample as a demand of a plan's classes, and which of its patterns a newcomer matches."""
+Matching = Callable[[Plan, Subscription, Rules], tuple[Demand, npt.NDArray[np.bool_]] | None]
+"""The present sample as a demand of a plan's classes, and which of its patterns a newcomer matches. Events
+are held against the tags of the rules."""
+
+Judge = Callable[[Plan, Demand | None], Sequence[BrokenRule]]
+"""The rules that a plan breaks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +106,14 @@ class Lack:
 
     reason: str
     replan: bool
+
+
+class BrokenRulesError(PlanError):
+    """A plan that is not to be had because it breaks rules; `faults` begin with their names."""
+
+    def __init__(self, plan: Plan, broken: Sequence[BrokenRule]) -> None:
+        self.names = tuple(dict.fromkeys(fault.rule for fault in broken))
+        super().__init__(f"plan {plan.scheme} breaks rules of the overlay:", map(str, broken))
 
 
 # ---------------------------------------------------------------------------------------------- plans
@@ -119,12 +134,14 @@ def revised(
     wanted: Mapping[str, Subscription],
     touched: Iterable[str] | None = None,
     demand: Demand | None = None,
-    matching: Matching | None = None,
+    matching: Callable[[Plan, Subscription], tuple[Demand, npt.NDArray[np.bool_]] | None] | None = None,
+    judge: Judge | None = None,
 ) -> RevisedPlan:
     """The plan with exactly the wanted subscriptions, of those that were touched, or of all.
 
-    What a plan of its kind cannot take is left out and named. Applying `changes` to the plan (`applied`)
-    gives the same plan. Costs O(classes) for each change, and O(subscriptions) once when all are compared.
+    What a plan of its kind cannot take, and what would make it break a rule that it kept, is left out and
+    named. Applying `changes` to the plan (`applied`) gives the same plan. Costs O(classes) for each change,
+    and O(subscriptions) once when all are compared.
     """
     ids = sorted({*wanted, *plan.classes.class_of} if touched is None else set(touched))
     members = {row.id: row for row in _members(plan, None if touched is None else ids)}
@@ -142,6 +159,7 @@ def revised(
             k = None
         if row is not None and k is None:
             coming.append(row)
+    broken = set() if judge is None or not coming else {fault.rule for fault in judge(plan, demand)}
     for row in coming:
         sample = None if matching is None else matching(plan, row)
         given, matched = (demand, None) if sample is None else sample
@@ -151,6 +169,11 @@ def revised(
         except InputError as error:
             lacks[row.id] = Lack(str(error), isinstance(error, PlanError))
             continue
+        if judge is not None:
+            now = judge(joined.plan, joined.follow(given, matched))
+            if more := [str(fault) for fault in now if fault.rule not in broken]:
+                lacks[row.id] = Lack(f"with {row.id} plan {plan.scheme} breaks {'; '.join(more)}", True)
+                continue
         plan = joined.plan
         made = PlanChange(
             json.loads(row.to_json()), joined.class_id, list(joined.channels), growth=joined.growth
@@ -314,6 +337,8 @@ class Book:
         """The client of each subscription, also of those that do not count."""
         self.live: dict[int, LivePlan] = {}
         self.matching: Matching | None = None
+        self.rules = Rules()
+        """What every plan must keep."""
         self.dropped: list[str] = []
         """Keys that the next saved state no longer refers to."""
         self.blocked: dict[str, str] = {}
@@ -321,9 +346,15 @@ class Book:
         self._fresh = fresh
 
     @classmethod
-    def first(cls, plan: Plan, fresh: Callable[[], str]) -> tuple["Book", list[Write]]:
-        """The book of a new overlay with its plan as the first epoch, and all that is to be written."""
+    def first(
+        cls, plan: Plan, fresh: Callable[[], str], rules: Rules | None = None
+    ) -> tuple["Book", list[Write]]:
+        """The book of a new overlay with its plan as the first epoch, and all that is to be written.
+
+        Raises `BrokenRulesError` for a plan that breaks rules.
+        """
         made = cls(plan.overlay, fresh)
+        made.rules = rules or Rules()
         writes = made.put_records(records_of(plan).values())
         writes.append(Write(OVERLAY, encode_overlay(plan.overlay), large=True))
         _, more = made.propose(plan)
@@ -375,8 +406,11 @@ class Book:
     def revise(self, touched: Iterable[str] | None = None) -> list[Write]:
         """Bring every live plan up to what is wanted, as one revision; nothing when all are."""
         ids = None if touched is None else list(touched)
+        known, rules = self.matching, self.rules
+        sampled = None if known is None else lambda plan, row: known(plan, row, rules)
+        judge = self.faults if rules else None
         found = {
-            epoch: revised(live.plan, self.wanted_at(live.at), ids, live.demand, self.matching)
+            epoch: revised(live.plan, self.wanted_at(live.at), ids, live.demand, sampled, judge)
             for epoch, live in self.live.items()
         }
         for epoch, made in found.items():
@@ -398,7 +432,8 @@ class Book:
         return writes
 
     def propose(self, plan: Plan, demand: Demand | None = None) -> tuple[int, list[Write]]:
-        """A new epoch for a plan, brought up to what is wanted. Raises `EpochError` while three live.
+        """A new epoch for a plan, brought up to what is wanted. Raises `EpochError` while three live, and
+        `BrokenRulesError` for a plan that breaks rules.
 
         The plan must pass `check`; and it must be able to take all that the head has, else `PlanError`.
         What both lack waits for the plan after: were it refused, plans could be overtaken for ever. Clients
@@ -409,11 +444,39 @@ class Book:
     def move(
         self, to: Mapping[str, str], plan: Plan | None = None, demand: Demand | None = None
     ) -> tuple[int, list[Write]]:
-        """As `propose`, with clients at other brokers: the head's plan but for them, or the one given."""
-        demand = self.head.demand if plan is None else demand
-        return self._propose(plan or self.head.plan, demand, {**self.head.at, **to})
+        """As `propose`, with clients at other brokers: the head's plan but for them, or the one given.
 
-    def _propose(self, plan: Plan, demand: Demand | None, at: Mapping[str, str]) -> tuple[int, list[Write]]:
+        Rules that the head breaks already do not hold a client back.
+        """
+        head = self.head
+        broken = frozenset(fault.rule for fault in self.faults(head.plan, head.demand))
+        demand = head.demand if plan is None else demand
+        return self._propose(plan or head.plan, demand, {**head.at, **to}, broken)
+
+    def faults(self, plan: Plan, demand: Demand | None) -> list[BrokenRule]:
+        """The rules that a plan breaks, as far as they can be judged (`planning.choosing.judgement`).
+
+        Nothing is known of rates where a demand does not span a time.
+        """
+        rules = self.rules
+        if demand is None or len(rules.residency) > demand.tag_filters:
+            return faults(plan, None, rules)
+        return faults(plan, demand, rules if demand.seconds else Rules(residency=rules.residency))
+
+    def obey(self, rules: Rules) -> None:
+        """Take other rules. What was counted with the tags of those before is forgotten."""
+        if rules != self.rules:
+            for live in self.live.values():
+                live.demand = None
+        self.rules = rules
+
+    def _propose(
+        self,
+        plan: Plan,
+        demand: Demand | None,
+        at: Mapping[str, str],
+        known: frozenset[str] = frozenset(),
+    ) -> tuple[int, list[Write]]:
         made = revised(self.with_clients_at(plan, at), self.wanted_at(at), demand=demand)
         head = None if self.epochs.wanted is None else self.head
         waiting = {} if head is None else head.lacks
@@ -426,6 +489,8 @@ class Book:
             if (lack.replan or id_ in moved) and id_ not in waiting
         ]:
             raise PlanError(f"plan {plan.scheme} was overtaken by subscriptions:", lost)
+        if broken := [each for each in self.faults(made.plan, made.demand) if each.rule not in known]:
+            raise BrokenRulesError(made.plan, broken)
         like = None if head is None else head.plan
         tidy, name = _tidied(made.plan, like), self._fresh()
         epoch = self.epochs.propose(name)

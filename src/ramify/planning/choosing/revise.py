@@ -1,8 +1,7 @@
-"""Subscriptions come and go, re-plans are weighed: section VI of Majumder et al. (2009), on plans alone.
+"""Subscriptions come and go: section VI of Majumder et al. (2009), on plans alone.
 
 Owns the next revision of a plan when one subscription is added or deleted (`tables.py` says which rows
-of broker tables change with it), and the threshold rule for installing a re-plan. Nothing here talks to
-a broker.
+of broker tables change with it). When a re-plan is installed is in `weigh`. Nothing here talks to a broker.
 
 Problem    Keep a plan serving everyone while subscriptions change, without planning again each time.
 Idea       A new subscription joins the group whose cost it raises least on the present sample, on the tree
@@ -28,14 +27,11 @@ them with the newcomer's filter as a tag, which keeps them apart.
     plan, demand = change.plan, change.follow(demand, matched)   # and send change.tables
     change = delete_subscription(plan, id_)
     plan, demand = change.plan, change.follow(demand)            # and send change.tables
-    if replan(plan, fresh, demand, threshold).install:           # fresh: planned with plan.classes
-        send(table_changes(plan, fresh))
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import isfinite
 
 import numpy as np
 import numpy.typing as npt
@@ -65,18 +61,15 @@ from ramify.planning.plans.plan import (
     Serves,
     Stamped,
 )
-from ramify.planning.plans.tables import BrokerChange, require_same_classes, table_changes
+from ramify.planning.plans.tables import BrokerChange, table_changes
 from ramify.planning.pricing.bound import GB
-from ramify.planning.pricing.price import price
 from ramify.planning.schemes.catalog import hooks_of
 
 __all__ = [
-    "ReplanDecision",
     "Revision",
     "add_subscription",
     "delete_subscription",
     "redo",
-    "replan",
     "undo",
 ]
 
@@ -135,16 +128,6 @@ class Revision:
         if self.plan.classes.vacant[self.class_id]:
             return demand.without_class(self.class_id)
         return demand if matched is None else demand.with_class(self.class_id, matched)
-
-
-@dataclass(frozen=True, slots=True)
-class ReplanDecision:
-    """Whether to install a re-plan: its saving, a share of the old cost, exceeds the threshold."""
-
-    install: bool
-    old_cost: float
-    new_cost: float
-    saving: float
 
 
 # --------------------------------------------------------------------------------------- subscriptions
@@ -236,25 +219,6 @@ def undo(plan: Plan, id_: str, growth: Growth = NO_GROWTH) -> Plan:
     """
     classes, _ = plan.classes.without_subscription(id_)
     return replace(regrown(plan, growth) if growth else plan, classes=classes)
-
-
-def replan(old: Plan, new: Plan, demand: Demand, threshold: float) -> ReplanDecision:
-    """Install when (cost(old) - cost(new)) / cost(old) > threshold; a plan that costs nothing stays.
-
-    Both are priced on the same demand, so they must number classes alike. Raises `PlanError` for a new
-    plan that leaves events undelivered, `InputError` for a threshold below 0.
-    """
-    if not (isfinite(threshold) and threshold >= 0):
-        raise InputError(f"threshold = {threshold!r}. Allowed: a share of the cost, 0 or more.")
-    require_same_classes(old.classes, new.classes)
-    before, after = price(old, demand), price(new, demand)
-    if after.undelivered:
-        raise PlanError(
-            f"plan {new.scheme} cannot replace {old.scheme}:",
-            [f"it leaves {after.undelivered} matches undelivered. Check it against its problem."],
-        )
-    saving = (before.cost - after.cost) / before.cost if before.cost > 0 else 0.0
-    return ReplanDecision(saving > threshold, before.cost, after.cost, saving)
 
 
 def _carrying(plan: Plan, k: int) -> tuple[int, ...]:

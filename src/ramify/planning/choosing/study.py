@@ -5,10 +5,8 @@ on), the scaling to a month, and the comparison with what is run today. It reads
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from math import nan
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,19 +14,17 @@ from ramify.content.filters.filters import Filter
 from ramify.content.filters.space import Grid
 from ramify.errors import InputError
 from ramify.network.graphs.overlay import Overlay
-from ramify.planning.choosing.weigh import UNDELIVERED, SchemeRow, Weights, auto
+from ramify.planning.choosing.weigh import MonthlyWeights, SchemeRow, Weights, weigh, with_budget
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.demand.windows import Windows
 from ramify.planning.plans.adoption import adopt
 from ramify.planning.plans.check import check
 from ramify.planning.plans.files import read_plan
+from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
-from ramify.planning.pricing.bound import Yardstick
-from ramify.planning.pricing.price import MONTH_SECONDS, Price, Volume, price
-from ramify.planning.pricing.rules import Rules, broken
-from ramify.planning.pricing.sums import WeightedSpread
-from ramify.planning.schemes.catalog import MAIN, SCHEMES, make_plan, scheme_from
+from ramify.planning.pricing.rules import Rules
+from ramify.planning.schemes.catalog import SCHEMES, make_plan, scheme_from
 from ramify.planning.schemes.scheme import Progress, silent
 from ramify.planning.schemes.shared.grids import grid_for
 
@@ -217,25 +213,30 @@ def compare(
     """
     check_request(specs, today)
     counted = weights or Weights()
-    now = _judged(study, _today(study, today, counted, seconds, seed))
-    asked = {
-        _with_budget(spec, seconds): spec
-        for name in (["auto"] if specs is None else specs)
-        for spec in (SCHEMES if name == "auto" else [name])
+    name, incumbent = _today(study, today, seconds, seed)
+    asked = [
+        spec
+        for each in (["auto"] if specs is None else specs)
+        for spec in (SCHEMES if each == "auto" else [each])
         if spec != today
-    }
-    outcome = auto(
+    ]
+    outcome = weigh(
         study.problem,
         study.validation,
         study.test,
-        list(asked),
+        asked,
+        whole=study.whole,
+        incumbent=incumbent,
+        rules=study.rules,
         weights=counted,
+        seconds=seconds,
         seed=seed,
         progress=progress,
     )
-    rows = tuple(_judged(study, _beside(now, replace(row, name=asked[row.name]))) for row in outcome.rows)
-    best = min((row for row in (now, *rows) if row.allowed), key=lambda row: row.score, default=None)
-    return Comparison(rows, now, best, counted)
+    assert outcome.incumbent is not None
+    now = replace(outcome.incumbent, name=name)
+    best = now if outcome.chosen is outcome.incumbent else outcome.chosen
+    return Comparison(outcome.rows, now, best, counted)
 
 
 def _check_scale(sample: float, hours: float | None) -> None:
@@ -245,113 +246,20 @@ def _check_scale(sample: float, hours: float | None) -> None:
         raise InputError(f"hours = {hours}. Allowed: a number above 0.")
 
 
-def _judged(study: Study, row: SchemeRow) -> SchemeRow:
-    """The row with the rules that its plan breaks on any event of the log. The plan is proved first."""
-    if row.plan is None or row.train is None or row.validation is None or row.test is None:
-        return row
-    check(row.plan, study.problem)
-    parts = [row.train, row.validation, row.test]
-    everything = _together(study.whole, parts if study.held_back else parts[:1])
-    missed = [UNDELIVERED] if everything.undelivered else []
-    return replace(row, broken=(*missed, *(str(fault) for fault in broken(everything, study.rules))))
-
-
-def _together(whole: Demand, parts: Sequence[Price]) -> Price:
-    """The price of a log from those of its windows, without walking it again.
-
-    Every event is in one window, so sums add up to those of the log to the bit. How long events took is
-    left out.
-    """
-    assert sum(part.volume.events for part in parts) == whole.events, "windows are the parts of the log"
-
-    def each(name: str) -> list[Any]:
-        return [getattr(part, name) for part in parts]
-
-    unknown = WeightedSpread(nan, nan, nan)
-    return replace(
-        parts[0],
-        volume=Volume(whole.events, whole.seconds, whole.factor, whole.tag_filters),
-        **{name: sum(each(name)) for name in _ADDED},
-        **{name: np.bitwise_or.reduce(each(name)) for name in ("entered", "published", "wanted")},
-        class_ms=np.maximum.reduce(each("class_ms")),
-        hops=unknown,
-        ms=unknown,
-        given=None,
-    )
-
-
-_ADDED = (
-    "messages",
-    "payload",
-    "wire",
-    "leg_messages",
-    "leg_payload",
-    "matchings",
-    "broker_duplicates",
-    "link_duplicates",
-    "visits",
-    "waste",
-    "undelivered",
-    "deliveries",
-)
-"""The figures of a price that are sums over events."""
-
-
 def weights_for(study: Study, per_filter: float, per_million_matchings: float) -> Weights:
     """Weights on the validation window, from money a month for a stored filter and for a million matchings.
 
     `InputError` for a price a month when the time that the log spans is not known.
     """
-    if per_filter and not study.validation.seconds:
-        raise InputError(
-            "a filter has a price a month, but the log spans no time. Say how long it was: --hours."
-        )
-    windows = study.validation.factor * MONTH_SECONDS / (study.validation.seconds or MONTH_SECONDS)
-    return Weights(per_filter=per_filter / windows, per_matching=per_million_matchings / 1e6)
+    return MonthlyWeights(per_filter, per_million_matchings).on(study.validation)
 
 
-def _with_budget(spec: str, seconds: float | None) -> str:
-    """A spec with the budget, where the scheme takes one and the spec does not say."""
-    name, scheme, params = scheme_from(spec)
-    takes = "seconds" in {field.name for field in fields(scheme.params)}
-    if seconds is None or not takes or "seconds=" in spec:
-        return spec
-    given = spec.partition(":")[2]
-    if "=" in spec.partition(":")[0]:  # the short spelling of the main parameter
-        given = f"{MAIN[name]}={getattr(params, MAIN[name])}"
-    return f"{name}:{given}{',' if given else ''}seconds={seconds:g}"
-
-
-def _today(study: Study, today: str, weights: Weights, seconds: float | None, seed: int) -> SchemeRow:
+def _today(study: Study, today: str, seconds: float | None, seed: int) -> tuple[str, Plan]:
+    """What is run today, with a name for people."""
     if _is_file(today):
         plan = check(adopt(read_plan(today), study.problem), study.problem)
-        name = f"today ({plan.scheme}, {Path(today).name})"
-    else:
-        plan, name = make_plan(_with_budget(today, seconds), study.problem, seed), today
-    train, judged, shown = (
-        price(
-            plan,
-            window,
-            Yardstick(study.problem.overlay, study.problem.classes, window, access=study.problem.access),
-        )
-        for window in (study.problem.demand, study.validation, study.test)
-    )
-    return SchemeRow(name, plan, train, judged, shown, score=weights.score(judged))
-
-
-def _beside(now: SchemeRow, row: SchemeRow) -> SchemeRow:
-    """The row with the references of another on the same windows, so that they are computed once."""
-    if row.train is None or row.validation is None or row.test is None:
-        return row
-    assert now.train is not None
-    assert now.validation is not None
-    assert now.test is not None
-    return replace(
-        row,
-        train=replace(row.train, yardstick=now.train.yardstick),
-        validation=replace(row.validation, yardstick=now.validation.yardstick),
-        test=replace(row.test, yardstick=now.test.yardstick),
-    )
+        return f"today ({plan.scheme}, {Path(today).name})", plan
+    return today, make_plan(with_budget(today, seconds), study.problem, seed)
 
 
 def _is_file(today: str) -> bool:

@@ -1,41 +1,52 @@
-"""Auto: make the plan of every scheme, choose the cheapest that keeps the rules, report them all honestly.
+"""The chooser: make the plan of every scheme, keep the cheapest that breaks no rule, report all honestly.
 
-Owns the choice. Plans are made on the training window (`problem.demand`), chosen on a validation window,
-and reported on a test window that neither planning nor choosing has seen: what was chosen for being cheap
-on one window looks cheaper there than it is.
+Owns the choice, wherever plans are weighed: for `ramify plan`, for live re-plans, with or without a plan
+that runs already (the incumbent). Plans are made on the training window (`problem.demand`), chosen on a
+validation window, and reported on a test window that neither planning nor choosing has seen: what was
+chosen for being cheap on one window looks cheaper there than it is. Rules are judged on all events of the
+windows together, because a rule is broken by a single event.
 
 The score of a plan is its money on the validation window, headers included, plus what the user says that
-stored filters and matchings cost. Of equal scores the scheme that was tried first wins.
+stored filters and matchings cost. Of equal scores the scheme that was tried first wins, the incumbent
+before all.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import inf, isfinite
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from math import inf, isfinite, nan
 from time import perf_counter
-from typing import TypeAlias
+from typing import Any
+
+import numpy as np
 
 from ramify.errors import InputError, RamifyError
 from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.check import check
 from ramify.planning.plans.lateness import LateSubscription, TooLateError, late_subscriptions
 from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
+from ramify.planning.plans.tables import require_same_classes
 from ramify.planning.pricing.bound import Yardstick
-from ramify.planning.pricing.price import Price, price
-from ramify.planning.schemes.catalog import SCHEMES, make_plan, scheme_from
+from ramify.planning.pricing.price import MONTH_SECONDS, Price, Volume, price
+from ramify.planning.pricing.rules import Rules, broken
+from ramify.planning.pricing.sums import WeightedSpread
+from ramify.planning.schemes.catalog import MAIN, SCHEMES, make_plan, scheme_from
 from ramify.planning.schemes.scheme import Progress, silent
 
-__all__ = ["UNDELIVERED", "Outcome", "Rules", "SchemeRow", "Weights", "auto", "no_rules"]
-
-Rules: TypeAlias = Callable[[Price], list[str]]
-"""The names of the rules that a priced plan breaks."""
+__all__ = [
+    "UNDELIVERED",
+    "MonthlyWeights",
+    "Outcome",
+    "SchemeRow",
+    "Weights",
+    "exceeds",
+    "together",
+    "weigh",
+    "with_budget",
+]
 
 UNDELIVERED = "undelivered"
 """The rule that needs no asking for: every event reaches everyone who wants it."""
-
-
-def no_rules(priced: Price) -> list[str]:
-    """Nothing is asked of a plan."""
-    return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +62,7 @@ class Weights:
 
     def __post_init__(self) -> None:
         for name in ("per_filter", "per_matching"):
-            value = getattr(self, name)
-            if not (value >= 0 and isfinite(value)):
-                raise InputError(f"{name} = {value!r}. Allowed: 0 or more.")
+            _require_weight(name, getattr(self, name))
 
     def score(self, priced: Price) -> float:
         """What a plan counts. State is looked at only where it has a price."""
@@ -66,8 +75,34 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
+class MonthlyWeights:
+    """What else counts, as people say it: money a month for a stored filter, for a million matchings."""
+
+    per_filter: float = 0.0
+    per_million_matchings: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("per_filter", "per_million_matchings"):
+            _require_weight(name, getattr(self, name))
+
+    def on(self, window: Demand) -> Weights:
+        """The same for one window. `InputError` for a price a month when the window's time is unknown."""
+        if self.per_filter and not window.seconds:
+            raise InputError(
+                "a filter has a price a month, but the log spans no time. Say how long it was: --hours."
+            )
+        windows = window.factor * MONTH_SECONDS / (window.seconds or MONTH_SECONDS)
+        return Weights(self.per_filter / windows, self.per_million_matchings / 1e6)
+
+
+def _require_weight(name: str, value: float) -> None:
+    if not (value >= 0 and isfinite(value)):
+        raise InputError(f"{name} = {value!r}. Allowed: 0 or more.")
+
+
+@dataclass(frozen=True, slots=True)
 class SchemeRow:
-    """What became of one scheme.
+    """What became of one scheme, or of the incumbent.
 
     Attributes
     ----------
@@ -75,7 +110,7 @@ class SchemeRow:
     plan         None when it could not be made; then there are no prices either
     score        on the validation window; inf without a plan
     seconds      that it took to make the plan
-    broken       the rules that it breaks on the validation window
+    broken       the rules that it breaks on any event of the windows, each with its name first
     reason       why there is no plan or no price
     refused      subscriptions that it refuses for their latency bound: then there is no plan
     """
@@ -104,10 +139,18 @@ class SchemeRow:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All rows in the order tried, and the chosen one: None when no plan keeps every rule."""
+    """The decision.
+
+    Attributes
+    ----------
+    rows         every scheme's, in the order tried
+    chosen       the cheapest row that may be chosen, the incumbent's among them; None when there is none
+    incumbent    the row of the plan that runs; None without one
+    """
 
     rows: tuple[SchemeRow, ...]
     chosen: SchemeRow | None
+    incumbent: SchemeRow | None = None
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -118,69 +161,185 @@ class Outcome:
             if not row.allowed
         }
 
+    @property
+    def challenger(self) -> SchemeRow | None:
+        """The cheapest row that may be chosen and is not the incumbent; None when there is none."""
+        allowed = [row for row in self.rows if row.allowed]
+        return min(allowed, key=lambda row: row.score, default=None)
 
-def auto(
+    @property
+    def saving(self) -> float | None:
+        """The share of the incumbent's score that the challenger saves; 0 where that costs nothing.
+
+        None where one of them is missing.
+        """
+        return (
+            None if self.challenger is None or self.incumbent is None else self.saving_of(self.challenger)
+        )
+
+    def saving_of(self, row: SchemeRow) -> float:
+        """The share of the incumbent's score that a row saves; 0 where the incumbent costs nothing."""
+        assert self.incumbent is not None
+        before = self.incumbent.score
+        return (before - row.score) / before if before > 0 else 0.0
+
+    def replaces(self, threshold: float) -> bool:
+        """Whether the challenger should replace the incumbent: it saves more than the threshold, a share of
+        what the incumbent counts, or it keeps rules that the incumbent breaks. `InputError` for a threshold
+        below 0."""
+        enough = exceeds(self.saving or 0.0, threshold)
+        if self.challenger is None or self.incumbent is None:
+            return self.challenger is not None
+        return enough or not self.incumbent.allowed
+
+
+def exceeds(saving: float, threshold: float) -> bool:
+    """Whether a saving is worth a new plan. `InputError` for a threshold below 0."""
+    if not (isfinite(threshold) and threshold >= 0):
+        raise InputError(f"threshold = {threshold!r}. Allowed: a share of the cost, 0 or more.")
+    return saving > threshold
+
+
+def weigh(
     problem: Problem,
     validation: Demand,
     test: Demand | None = None,
     specs: Sequence[str] | None = None,
     *,
+    whole: Demand | None = None,
+    incumbent: Plan | None = None,
+    rules: Rules | None = None,
     weights: Weights | None = None,
+    seconds: float | None = None,
     seed: int = 0,
     progress: Progress = silent,
-    keeps: Rules = no_rules,
 ) -> Outcome:
     """Try the schemes (all of them unless told) and choose. See the module.
 
-    A scheme that refuses the problem or reaches a limit becomes a row that says so. A spec that cannot be
-    read is an `InputError` before anything is made.
+    `whole` is the log that the windows (training, validation, test) are parts of, each event in one of
+    them; or the window itself where they are all the same. Without it rules are judged on the validation
+    window. `seconds` is the budget of each scheme that takes one. The incumbent must number classes as the
+    problem does.
+
+    Every plan that is priced has passed `check`. A scheme that refuses the problem, reaches a limit or
+    makes a plan that does not pass becomes a row that says so. A spec that cannot be read is an
+    `InputError` before anything is made.
     """
     names = list(SCHEMES) if specs is None else list(specs)
-    for name in names:
-        scheme_from(name)
+    asked = {with_budget(name, seconds): name for name in names}
+    if incumbent is not None:
+        require_same_classes(incumbent.classes, problem.classes)
     demands = [problem.demand, validation, *([] if test is None else [test])]
     overlay, classes, access = problem.overlay, problem.classes, problem.access
     yardsticks = [Yardstick(overlay, classes, demand, access=access) for demand in demands]
+    bench = _Bench(problem, yardsticks, whole, rules or Rules(), weights or Weights())
+    now = None if incumbent is None else bench.row(incumbent.scheme, incumbent)
     rows: list[SchemeRow] = []
-    for name in names:
-        shown = _within(progress, len(rows), len(names), name)
-        rows.append(_tried(name, problem, yardsticks, weights or Weights(), seed, shown, keeps))
-    allowed = [row for row in rows if row.allowed]
-    return Outcome(tuple(rows), min(allowed, key=lambda row: row.score, default=None))
+    for spec, name in asked.items():
+        shown = _within(progress, len(rows), len(asked), name)
+        rows.append(replace(_tried(spec, bench, seed, shown), name=name))
+    allowed = [row for row in (now, *rows) if row is not None and row.allowed]
+    return Outcome(tuple(rows), min(allowed, key=lambda row: row.score, default=None), now)
 
 
-def _tried(
-    name: str,
-    problem: Problem,
-    yardsticks: list[Yardstick],
-    weights: Weights,
-    seed: int,
-    progress: Progress,
-    keeps: Rules,
-) -> SchemeRow:
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """What plans are held against."""
+
+    problem: Problem
+    yardsticks: list[Yardstick]
+    whole: Demand | None
+    rules: Rules
+    weights: Weights
+
+    def row(self, name: str, plan: Plan, seconds: float = 0.0) -> SchemeRow:
+        """A plan priced and judged."""
+        prices = [price(plan, each.demand, each) for each in self.yardsticks]
+        train, judged, *further = prices
+        found = self._judged(prices)
+        missed = [UNDELIVERED] if found.undelivered else []
+        return SchemeRow(
+            name,
+            plan,
+            train,
+            judged,
+            further[0] if further else None,
+            score=self.weights.score(judged),
+            seconds=seconds,
+            broken=(*missed, *(str(fault) for fault in broken(found, self.rules))),
+        )
+
+    def _judged(self, prices: list[Price]) -> Price:
+        """The price that rules are judged on."""
+        if self.whole is None:
+            return prices[1]
+        apart = sum(part.volume.events for part in prices) == self.whole.events
+        return together(self.whole, prices if apart else prices[:1])
+
+
+def _tried(spec: str, bench: _Bench, seed: int, progress: Progress) -> SchemeRow:
     began = perf_counter()
     progress(0.0, "plan")
     try:
-        made = make_plan(name, problem, seed, progress)
+        made = make_plan(spec, bench.problem, seed, progress)
         seconds = perf_counter() - began
-        prices = [price(made, each.demand, each) for each in yardsticks]
+        return bench.row(spec, check(made, bench.problem), seconds)
     except RamifyError as error:
         refused = error.late if isinstance(error, TooLateError) else ()
-        return SchemeRow(name, seconds=perf_counter() - began, reason=str(error), refused=refused)
-    train, judged, *further = prices
-    broken = keeps(judged)
-    if judged.undelivered and UNDELIVERED not in broken:
-        broken = [UNDELIVERED, *broken]
-    return SchemeRow(
-        name,
-        made,
-        train,
-        judged,
-        further[0] if further else None,
-        score=weights.score(judged),
-        seconds=seconds,
-        broken=tuple(broken),
+        return SchemeRow(spec, seconds=perf_counter() - began, reason=str(error), refused=refused)
+
+
+def together(whole: Demand, parts: Sequence[Price]) -> Price:
+    """The price of a log from those of its windows, without walking it again.
+
+    Every event is in one window, so sums add up to those of the log to the bit. How long events took is
+    left out.
+    """
+    assert sum(part.volume.events for part in parts) == whole.events, "windows are the parts of the log"
+
+    def each(name: str) -> list[Any]:
+        return [getattr(part, name) for part in parts]
+
+    unknown = WeightedSpread(nan, nan, nan)
+    return replace(
+        parts[0],
+        volume=Volume(whole.events, whole.seconds, whole.factor, whole.tag_filters),
+        **{name: sum(each(name)) for name in _ADDED},
+        **{name: np.bitwise_or.reduce(each(name)) for name in ("entered", "published", "wanted")},
+        class_ms=np.maximum.reduce(each("class_ms")),
+        hops=unknown,
+        ms=unknown,
+        given=None,
     )
+
+
+_ADDED = (
+    "messages",
+    "payload",
+    "wire",
+    "leg_messages",
+    "leg_payload",
+    "matchings",
+    "broker_duplicates",
+    "link_duplicates",
+    "visits",
+    "waste",
+    "undelivered",
+    "deliveries",
+)
+"""The figures of a price that are sums over events."""
+
+
+def with_budget(spec: str, seconds: float | None) -> str:
+    """A spec with the budget, where the scheme takes one and the spec does not say."""
+    name, scheme, params = scheme_from(spec)
+    takes = "seconds" in {field.name for field in fields(scheme.params)}
+    if seconds is None or not takes or "seconds=" in spec:
+        return spec
+    given = spec.partition(":")[2]
+    if "=" in spec.partition(":")[0]:  # the short spelling of the main parameter
+        given = f"{MAIN[name]}={getattr(params, MAIN[name])}"
+    return f"{name}:{given}{',' if given else ''}seconds={seconds:g}"
 
 
 def _within(progress: Progress, done: int, of: int, name: str) -> Progress:

@@ -122,6 +122,40 @@ class Rules:
                 f"{len(names)} residency rules; a demand can keep {MAX_TAGS} apart. Merge some."
             )
 
+    def __bool__(self) -> bool:
+        """Whether anything is asked."""
+        return bool(self.capacity or self.quotas or self.residency)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Each rule by the name that `broken` calls it by."""
+        return (
+            *(f"capacity: {broker}" for broker in self.capacity),
+            *(f"quota: {a} - {b}" for a, b in self.quotas),
+            *(f"residency: {rule.name}" for rule in self.residency),
+        )
+
+    def document(self) -> dict[str, Any]:
+        """The rules in the form of their file; `Rules.read` gives them back."""
+        places = [
+            {place: sorted(getattr(rule, place)) for place in _PLACES if getattr(rule, place)}
+            for rule in self.residency
+        ]
+        parts: dict[str, Any] = {
+            "capacity_bytes_per_s": dict(self.capacity),
+            "quota_bytes_per_month": [{"a": a, "b": b, "bytes": n} for (a, b), n in self.quotas.items()],
+            "residency": [
+                {"name": rule.name, "events": rule.events, "not_in": where}
+                for rule, where in zip(self.residency, places, strict=True)
+            ],
+        }
+        return {name: part for name, part in parts.items() if part}
+
+    @staticmethod
+    def read(document: Any) -> "Rules":
+        """The rules of a document in the form of their file. `InputError` with the place in it."""
+        return _rules(document)
+
     def tags(self, schema: Mapping[str, AttributeType] | None = None) -> list[Filter]:
         """The filters of the residency rules, in order: bit t of a demand's tags is for filter t."""
         return [parse_sql(rule.events, schema) for rule in self.residency]

@@ -16,17 +16,19 @@ from ramify.overlay.control.epochs import EpochStage as Life
 from ramify.overlay.control.names import token
 from ramify.overlay.control.records import STATE, FilterText, LinkCount, Request, Status, decode, encode
 from ramify.overlay.control.registry import Write
-from ramify.overlay.control.replan import PlanDecision, ReplanJob
+from ramify.overlay.control.replan import PlanDecision
 from ramify.overlay.live.coordinator.adaptation import Replanner
 from ramify.overlay.live.coordinator.coordinator import Coordinator, CoordinatorConfig, make_in_process
 from ramify.overlay.live.coordinator.term import Term
 from ramify.overlay.live.host.server import Server, ServerConfig
 from ramify.overlay.live.wire.store import Store
 from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.planning.choosing.replan import ReplanJob
 from ramify.planning.demand.demand import Demand
 from ramify.planning.demand.tally import tally
 from ramify.planning.plans.files import encode_plan
 from ramify.planning.plans.plan import Plan
+from ramify.planning.pricing.rules import Rules
 from ramify.planning.schemes.catalog import make_plan
 from running import seeded_world
 from worlds import SCHEMA
@@ -309,7 +311,7 @@ def test_through_crashes_of_leaders_and_server_nothing_confirmed_is_lost(tmp_pat
     play(tmp_path, scenario)
 
 
-async def recent(plan: Plan) -> Demand | None:
+async def recent(plan: Plan, rules: Rules) -> Demand | None:
     """What was published of late, in the classes of a plan."""
     return tally([WORLD.batch], plan.classes, plan.overlay, plan.attachments)
 
@@ -383,7 +385,7 @@ def test_a_replan_that_saves_too_little_is_logged_and_not_installed(tmp_path: Pa
 
 
 def test_a_source_that_fails_stops_nobody(tmp_path: Path) -> None:
-    async def failing(plan: Plan) -> Demand | None:
+    async def failing(plan: Plan, rules: Rules) -> Demand | None:
         raise RuntimeError("no samples today")
 
     async def scenario(scene: Scene) -> None:

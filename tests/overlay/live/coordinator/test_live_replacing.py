@@ -30,6 +30,7 @@ from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.files import write_plan
 from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
+from ramify.planning.pricing.rules import Rules
 from ramify.planning.schemes.catalog import make_plan
 
 
@@ -65,12 +66,12 @@ def test_a_replan_is_held_against_the_traffic_that_it_was_made_for(tmp_path: Pat
     async def scenario(scene: Scene) -> None:
         counted, asked, gate = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-        async def source(plan: Plan) -> Demand | None:
+        async def source(plan: Plan, rules: Rules) -> Demand | None:
             if not counted.is_set():
                 return None
             asked.set()
             await gate.wait()
-            return await recent(plan)
+            return await recent(plan, rules)
 
         replanner = Replanner(source, period_s=0.3, specs=("explicit",), enough_events=1_000)
         store = await scene.store()

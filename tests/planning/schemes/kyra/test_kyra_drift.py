@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.content.filters.space import Axis, Grid
-from ramify.overlay.control.replan import ReplanJob, ReplanResult, make_plans
 from ramify.planning.choosing.diff import diff
+from ramify.planning.choosing.replan import ReplanJob, ReplanResult, make_plans
 from ramify.planning.demand.tally import tally
 from ramify.planning.plans.check import check
 from ramify.planning.plans.files import decode_plan, encode_plan

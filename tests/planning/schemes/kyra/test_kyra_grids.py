@@ -14,7 +14,7 @@ from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError
 from ramify.network.graphs.generators import line
 from ramify.network.graphs.specs import overlay_from
-from ramify.overlay.control.replan import ReplanJob, ReplanResult, grid_of, make_plans
+from ramify.planning.choosing.replan import ReplanJob, ReplanResult, grid_of, make_plans
 from ramify.planning.choosing.study import SHARES, compare, grid_for_schemes, prepare
 from ramify.planning.choosing.study import grid_of as study_grid
 from ramify.planning.demand.classes import Classes

@@ -17,7 +17,7 @@ from ramify.network.graphs.overlay import Link, Overlay
 from ramify.overlay.routing.simulator import Simulator
 from ramify.planning.choosing.diff import diff
 from ramify.planning.choosing.revise import add_subscription, delete_subscription, redo
-from ramify.planning.choosing.weigh import auto
+from ramify.planning.choosing.weigh import weigh
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.demand.tally import tally
@@ -260,7 +260,7 @@ def test_who_is_refused_is_in_the_rows_of_auto() -> None:
     classes = Classes.collapse([row], triangle(), SCHEMA.attributes)
     problem = Problem.of(triangle(), classes, Demand.of([(1, (0,), 5, 10)]))
     names = ["semcast-delay", "semcast-delay:late=refuse", "mst"]
-    lenient, strict, other = auto(problem, problem.demand, specs=names).rows
+    lenient, strict, other = weigh(problem, problem.demand, specs=names).rows
     assert [late.id for late in lenient.late] == ["s"]
     assert lenient.refused == ()
     assert strict.plan is None

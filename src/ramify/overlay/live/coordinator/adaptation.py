@@ -5,10 +5,14 @@ Plans are made beside the loop (`coordinator.make_in_process`); they are propose
 what is wanted by then.
 
 A re-plan is on trial until enough was published with it: when the measured cost of a published GB rose by
-more than the tolerance, the plan before is flipped back to, or proposed again, and plans are not weighed
+more than the tolerance, the plan before is flipped back to, or proposed again (unless that breaks a rule),
+and plans are not weighed
 for a while, longer each time. It is held against what the plan before cost of late: since the last weighing
 after which enough was published with it, not for all that it ever carried. Trials are not stored: the next
 leader keeps what it finds.
+
+The rules and weights of the overlay are those of its record. A plan that breaks a rule is never installed;
+one that runs when the rules change is replaced by the next weighing, although that may save nothing.
 """
 
 import asyncio
@@ -21,21 +25,15 @@ from ramify.errors import PlanError, RamifyError
 from ramify.overlay.control.epochs import EpochError
 from ramify.overlay.control.epochs import EpochStage as Life
 from ramify.overlay.control.records import encode
-from ramify.overlay.control.registry import Book, Matching
-from ramify.overlay.control.replan import (
-    CostMeter,
-    EpochCost,
-    PlanDecision,
-    ReplanJob,
-    ReplanResult,
-    grown,
-    has_risen,
-    spec_of,
-)
+from ramify.overlay.control.registry import Book, BrokenRulesError, Matching
+from ramify.overlay.control.replan import CostMeter, EpochCost, PlanDecision, has_risen
+from ramify.overlay.control.rules import NO_RULES, OverlayRules
 from ramify.overlay.live.coordinator.leader_store import Stores
 from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.planning.choosing.replan import ReplanJob, ReplanResult, grown, spec_of
 from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.plan import Plan
+from ramify.planning.pricing.rules import Rules
 from ramify.planning.schemes.catalog import drift
 
 __all__ = ["Adapter", "DemandSource", "Make", "Replanner", "Settings"]
@@ -48,8 +46,8 @@ _PROPOSE_AGAIN_S = 0.3
 _FIRST_REST, _LONGEST_REST = 4, 64
 _MARKS = 16
 
-DemandSource = Callable[[Plan], Awaitable[Demand | None]]
-"""The demand of late, with the classes of a plan; None where nothing is known."""
+DemandSource = Callable[[Plan, Rules], Awaitable[Demand | None]]
+"""The demand of late, with the classes of a plan and the tags of rules; None where nothing is known."""
 
 Make = Callable[[ReplanJob], Awaitable[ReplanResult]]
 
@@ -60,6 +58,7 @@ class Settings:
 
     scheme: str = "explicit"
     grace_s: float = 30.0
+    matching: Matching | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,6 @@ class Replanner:
     tolerance       the share that the measured cost per published GB may rise with it
     enough_events   published with the new plan before its cost is compared; or after `enough_s`
     least_events    in the demand; plans that are made for fewer are not worth weighing
-    matching        says what newcomers match, where samples are at hand; called in the loop, so be quick
     """
 
     source: DemandSource
@@ -87,7 +85,6 @@ class Replanner:
     enough_s: float = 30.0
     least_events: int = 1
     seed: int = 0
-    matching: Matching | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +108,7 @@ class _Making:
     task: asyncio.Task[tuple[ReplanResult | None, Demand | None]]
     for_lack: bool
     began_with: int
+    rules: OverlayRules
 
 
 class Adapter:
@@ -142,13 +140,21 @@ class Adapter:
         self._resting, self._rest = 0, _FIRST_REST
         self._decided = 0
         self._changed = False
-        if replanner is not None:
-            book.matching = replanner.matching
+        self._rules = NO_RULES
+        book.matching = settings.matching
 
     async def begin(self) -> None:
         """Go on counting decisions where the leader before stopped."""
         held = [int(key.partition(".")[2]) for key in await self._stores.store.keys("decisions")]
         self._decided = max(held, default=0)
+
+    def obey(self, rules: OverlayRules) -> None:
+        """Take the rules and weights of the record. Others than before are weighed by at once."""
+        if rules.revision != self._rules.revision:
+            self._weigh_at = self._lack_again_at = 0.0
+            self._resting, self._trial = 0, None
+        self._rules = rules
+        self._book.obey(rules.rules)
 
     async def end(self) -> None:
         """Stop what is being made."""
@@ -189,7 +195,7 @@ class Adapter:
     def _begin(self, work: Awaitable[tuple[ReplanResult | None, Demand | None]], *, for_lack: bool) -> None:
         task = asyncio.ensure_future(work)
         task.add_done_callback(lambda _: self._wake())
-        self._making = _Making(task, for_lack, self._book.epochs.wanted or 0)
+        self._making = _Making(task, for_lack, self._book.epochs.wanted or 0, self._rules)
 
     def _is_settled(self) -> bool:
         epochs = self._book.epochs
@@ -201,14 +207,19 @@ class Adapter:
         """A plan of the head's scheme that has everything that is wanted."""
         wanted = self._book.wanted_at(self._book.head.at)
         bare = await asyncio.to_thread(grown, plan, dict(wanted))
-        specs = [spec_of(plan, self._settings.scheme)]
-        return await self._make_plans(ReplanJob(bare, specs, demand)), demand
+        own, rules = spec_of(plan, self._settings.scheme), self._rules.rules
+        # another scheme only where the plan's own breaks a rule
+        more = self._replanner.specs if rules and self._replanner is not None else ()
+        specs = [own, *(spec for spec in more if spec != own)]
+        return await self._make_plans(ReplanJob(bare, specs, demand, rules=rules)), demand
 
     async def _weigh(self, with_: Replanner, plan: Plan) -> tuple[ReplanResult | None, Demand | None]:
-        demand = await with_.source(plan)
+        rules, weights = self._rules.rules, self._rules.weights
+        demand = await with_.source(plan, rules)
         if demand is None or demand.events < max(1, with_.least_events):
             return None, None
-        job = ReplanJob(plan, with_.specs, demand, with_.threshold, with_.seed)
+        demand = replace(demand, factor=demand.factor / self.measured.sampled_share)
+        job = ReplanJob(plan, with_.specs, demand, with_.threshold, with_.seed, rules, weights)
         return await self._make_plans(job), demand
 
     async def _made(self, making: _Making) -> None:
@@ -225,10 +236,14 @@ class Adapter:
         if made is None:
             _log.info("too little is known of what is published of late, so plans are not weighed")
             return
+        if making.rules.revision != self._rules.revision:
+            _log.info("the rules changed while plans were made, so they are made again")
+            self._weigh_at = 0.0
+            return
         if making.for_lack:
             if made.plan is None:
                 self._lack_again_at = time.monotonic() + _AGAIN_S
-                await self._decide("give_up", "; ".join(t.reason for t in made.tried), head.plan, made)
+                await self._decide("give_up", _why_none(made), head.plan, made)
                 return
             self._pending = made.plan, demand
             return
@@ -254,6 +269,11 @@ class Adapter:
             self._book.blocked = error.waiting
             self._propose_at = time.monotonic() + _PROPOSE_AGAIN_S
             return
+        except BrokenRulesError as error:
+            self._pending = None
+            self._lack_again_at = time.monotonic() + _AGAIN_S
+            await self._decide("give_up", str(error), before, broken=error.faults)
+            return
         except PlanError:
             # subscriptions that came meanwhile: make it again with them
             self._pending = None
@@ -269,13 +289,17 @@ class Adapter:
         try:
             epoch = await self._propose(plan, demand)
         except (EpochError, PlanError) as error:
-            await self._decide("keep", str(error), before, made)
+            broken = error.faults if isinstance(error, BrokenRulesError) else ()
+            await self._decide("keep", str(error), before, made, broken=broken)
             return
         if old is not None:
             marks = tuple(cost for head, cost in self._marks if head == old)
             self._trial = _Trial(epoch, old, before, time.monotonic(), marks)
         saving = 0.0 if made.saving is None else made.saving
-        reason = f"saves {saving:.1%} of the predicted cost" + (f"; {made.moves}" if made.moves else "")
+        reason = f"saves {saving:.1%} of the predicted cost"
+        if made.broken:
+            reason = f"keeps rules that the plan before breaks ({'; '.join(made.broken)}); it {reason}"
+        reason += _refused(made) + (f"; {made.moves}" if made.moves else "")
         await self._decide("install", reason, before, made, epoch=epoch)
 
     async def _judge(self, trial: _Trial) -> None:
@@ -307,6 +331,12 @@ class Adapter:
         reason = f"measured cost rose from {costs[0]:.6g} to {costs[1]:.6g} per published GB"
         bad, epoch = self._book.head.plan, trial.old
         self._resting, self._rest = self._rest, min(_LONGEST_REST, 2 * self._rest)
+        head = self._book.head
+        if broken := await asyncio.to_thread(self._book.faults, trial.old_plan, head.demand):
+            told = [str(fault) for fault in broken]
+            why = f"{reason}, but the plan before breaks {'; '.join(told)}"
+            await self._decide("keep", why, bad, broken=told)
+            return
         try:
             if self._book.can_roll_back_to(trial.old):
                 self._book.epochs.rollback(trial.old)
@@ -320,13 +350,32 @@ class Adapter:
         await self._decide("rollback", reason, bad, made, epoch=epoch)
 
     async def _decide(
-        self, action: str, reason: str, old: Plan, made: ReplanResult | None = None, *, epoch: int = 0
+        self,
+        action: str,
+        reason: str,
+        old: Plan,
+        made: ReplanResult | None = None,
+        *,
+        epoch: int = 0,
+        broken: Sequence[str] = (),
     ) -> None:
         """Log a decision and keep it in the store, the last `_MOST_DECISIONS` of them."""
         new = "" if made is None or made.plan is None else made.plan.scheme
         costs = (None, None, None) if made is None else (made.old_cost, made.new_cost, made.saving)
         tried = [] if made is None else list(made.tried)
-        decided = PlanDecision(time.time(), action, reason, old.scheme, new, epoch, *costs, tried)
+        told = [*broken, *(() if made is None else made.broken)]
+        decided = PlanDecision(
+            time.time(),
+            action,
+            reason,
+            old.scheme,
+            new,
+            epoch,
+            *costs,
+            tried,
+            told,
+            self._rules.revision,
+        )
         self._decided += 1
         _log.info("%s: %s (%s -> %s, cost %s -> %s)", action, reason, old.scheme, new or "-", *costs[:2])
         await self._stores.store.put(f"decisions.{self._decided}", encode(decided), force=True)
@@ -336,6 +385,21 @@ class Adapter:
 
 
 def _why_kept(made: ReplanResult) -> str:
+    if made.broken:
+        kept = f"the plan breaks {'; '.join(made.broken)}, and no other plan keeps every rule"
+        return kept + _refused(made)
     if made.saving is not None:
-        return f"the best plan saves {made.saving:.1%} of the predicted cost, which is too little"
-    return "no scheme made a plan: " + "; ".join(f"{t.spec}: {t.reason}" for t in made.tried)
+        kept = f"the best plan saves {made.saving:.1%} of the predicted cost, which is too little"
+        return kept + _refused(made)
+    return _why_none(made)
+
+
+def _why_none(made: ReplanResult) -> str:
+    told = (f"{t.spec}: {t.reason or 'breaks ' + '; '.join(t.broken)}" for t in made.tried)
+    return "no scheme made a plan that may be installed: " + "; ".join(told)
+
+
+def _refused(made: ReplanResult) -> str:
+    """The schemes whose plans would break rules."""
+    told = [f"{t.spec} breaks {'; '.join(t.broken)}" for t in made.tried if t.broken]
+    return f"; refused: {', '.join(told)}" if told else ""

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import multiprocessing
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,15 +25,26 @@ from ramify.content.events.events import AttributeType
 from ramify.errors import InputError, LiveError, PlanError
 from ramify.network.graphs.overlay import Overlay
 from ramify.overlay.control.epochs import EpochError
-from ramify.overlay.control.records import LEADER, OVERLAY, REPLACED, STATE, ControlState, decode
-from ramify.overlay.control.registry import Book, Write
-from ramify.overlay.control.replan import ReplanJob, ReplanResult, make_plans
+from ramify.overlay.control.records import (
+    LEADER,
+    OVERLAY,
+    REPLACED,
+    RULES,
+    STATE,
+    ControlState,
+    RulesRecord,
+    decode,
+    encode,
+)
+from ramify.overlay.control.registry import Book, Matching, Write
+from ramify.overlay.control.rules import NO_RULES, OverlayRules
 from ramify.overlay.live.coordinator.adaptation import Replanner, Settings
 from ramify.overlay.live.coordinator.leader_store import Stores
 from ramify.overlay.live.coordinator.term import Term
 from ramify.overlay.live.wire.store import INITIAL, Lease, Store
 from ramify.overlay.live.wire.streams import Endpoint, connect, sparing
 from ramify.overlay.live.wire.tasks import together
+from ramify.planning.choosing.replan import ReplanJob, ReplanResult, make_plans
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.check import check
@@ -69,6 +81,9 @@ class CoordinatorConfig:
     replicas       of the control server's bucket
     planning_s     the longest that making plans may take
     grace_s        how long a plan that is no longer needed stays readable for brokers that are behind
+    rules          what the record of rules is to say from this start on; None: what it says already
+    rules_once     names this wish, as `replace_once` does: what was changed since is not undone
+    matching       says what newcomers match, where samples are at hand
     """
 
     name: str
@@ -84,11 +99,14 @@ class CoordinatorConfig:
     replicas: int = 1
     planning_s: float = 120.0
     grace_s: float = 30.0
+    rules: OverlayRules | None = None
+    rules_once: str = ""
+    matching: Matching | None = None
 
     @property
     def settings(self) -> Settings:
         """What a term needs of it."""
-        return Settings(self.scheme, self.grace_s)
+        return Settings(self.scheme, self.grace_s, self.matching)
 
 
 class Coordinator:
@@ -101,7 +119,7 @@ class Coordinator:
         """The term of this coordinator, while it leads."""
         self.terms = 0
         """How many terms it has begun."""
-        self._replaced = False
+        self._replaced = self._ruled = False
 
     async def run(self) -> None:
         """Stand by and lead. Raises `InputError` for a plan that cannot be used."""
@@ -161,21 +179,35 @@ class Coordinator:
         """The book of the store; of a new overlay when the store has none."""
         clients = await _clients(stores)
         found = await stores.store.get(STATE)
+        rules = await self._rules(stores)
         if found is None:
-            book = await self._first(stores, clients)
+            book = await self._first(stores, clients, rules)
             if self.config.replace_once:
                 await stores.store.put(REPLACED, self.config.replace_once.encode(), force=True)
         else:
             stores.revisions[STATE] = found[1]
             book = await _load(stores, found[0], clients)
+            book.rules = rules.rules
             if self.config.replace_plan and self.config.plan is not None and not self._replaced:
                 await self._replace_once(stores, book, self.config.plan)
         self._replaced = True
         return book
 
-    async def _first(self, stores: Stores, clients: Mapping[str, bytes]) -> Book:
+    async def _rules(self, stores: Stores) -> OverlayRules:
+        """The rules of the record, which says what this start was given unless it has said so before."""
+        found, config = await stores.store.get(RULES), self.config
+        known = None if found is None else decode(found[0], RulesRecord)
+        wanted, self._ruled = (None if self._ruled else config.rules), True
+        wish = config.rules_once or repr(config.rules)
+        if wanted is not None and (known is None or known.wish != wish):
+            record = wanted.record(1 if known is None else known.revision + 1, wish, time.time())
+            await stores.store.put(RULES, encode(record), 0 if found is None else found[1])
+            return OverlayRules.read(encode(record))
+        return NO_RULES if found is None else OverlayRules.read(found[0])
+
+    async def _first(self, stores: Stores, clients: Mapping[str, bytes], rules: OverlayRules) -> Book:
         plan = await asyncio.to_thread(self._first_plan)
-        book, writes = await asyncio.to_thread(Book.first, plan, _fresh)
+        book, writes = await asyncio.to_thread(Book.first, plan, _fresh, rules.rules)
         _check_sizes(writes, stores.store.most_value_bytes)
         # left by a first start that did not come to its end
         for key in clients.keys() - {write.key for write in writes}:

@@ -5,7 +5,8 @@ in the leader's loop alone. A phase that rests on plans is written after the sta
 whoever goes on from the store finds nothing that is not so; what is not there yet shows in the plans.
 
 All clients that wait for it move with one switch. The plan is the head's with their subscriptions taken out
-and put in again; where its kind of plan cannot take them there, one of the same scheme is made.
+and put in again; where its kind of plan cannot take them there, one of the same scheme is made. A move that
+would make the plan break a rule of the overlay is declined.
 """
 
 import asyncio
@@ -43,12 +44,12 @@ from ramify.overlay.control.records import (
     decode,
     encode,
 )
-from ramify.overlay.control.registry import Book, Write
-from ramify.overlay.control.replan import ReplanJob, ReplanResult, grown, spec_of
+from ramify.overlay.control.registry import Book, BrokenRulesError, Write
 from ramify.overlay.live.coordinator.adaptation import Make
 from ramify.overlay.live.coordinator.leader_store import Stores
 from ramify.overlay.live.wire.store import INITIAL
 from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.planning.choosing.replan import ReplanJob, ReplanResult, grown, spec_of
 from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.plan import Plan
 
@@ -270,6 +271,8 @@ class MoveConductor:
             return False
         try:
             return await self._switch(due)
+        except BrokenRulesError as error:
+            return await self._decline(due, error)
         except PlanError as error:
             _log.info("a plan is made for clients that move: %s", error)
             self._making = asyncio.create_task(self._plan(due))
@@ -288,6 +291,20 @@ class MoveConductor:
             return False
         await self._stores.write(writes)
         return True
+
+    async def _decline(self, due: Mapping[str, str], error: BrokenRulesError) -> bool:
+        """End the moves with which a plan would break rules: of several clients each is tried alone."""
+        if len(due) > 1:
+            changed = False
+            for client, foreign in due.items():
+                try:
+                    changed = await self._switch({client: foreign}) or changed
+                except BrokenRulesError as alone:
+                    changed = await self._decline({client: foreign}, alone) or changed
+            return changed
+        why = f"with the client there the plan breaks {'; '.join(error.faults)}"[:_LONGEST_REASON]
+        await self._put([declined(self.moves[client], why, time.time()) for client in due])
+        return False
 
     async def _plan(self, to: Mapping[str, str]) -> tuple[ReplanResult, Demand | None]:
         """A plan of the head's scheme that has clients at their new brokers."""
@@ -313,6 +330,8 @@ class MoveConductor:
             return False
         try:
             return bool(due) and await self._switch(due, made.plan, demand)
+        except BrokenRulesError as error:
+            return await self._decline(due, error)
         except PlanError as error:
             # subscriptions that came meanwhile: it is made again with them
             self._again_at = time.monotonic() + _AGAIN_S

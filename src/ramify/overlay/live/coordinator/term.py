@@ -29,6 +29,7 @@ from ramify.overlay.control.epochs import BrokerReport
 from ramify.overlay.control.names import name_of
 from ramify.overlay.control.records import (
     COORDINATE,
+    RULES,
     Answer,
     ClientRecord,
     ForwardedRequest,
@@ -39,6 +40,7 @@ from ramify.overlay.control.records import (
 )
 from ramify.overlay.control.registry import Book
 from ramify.overlay.control.requests import MOST_RECORD_BYTES, RequestLimits, RequestOutcome, ask
+from ramify.overlay.control.rules import NO_RULES, OverlayRules
 from ramify.overlay.live.coordinator.adaptation import Adapter, Make, Replanner, Settings
 from ramify.overlay.live.coordinator.leader_store import Stores
 from ramify.overlay.live.coordinator.moves import MOVE_OPS, MoveConductor
@@ -83,6 +85,7 @@ class _Came:
     brokers: deque[KeyChange] = field(default_factory=deque)
     reports: deque[KeyChange] = field(default_factory=deque)
     status: deque[KeyChange] = field(default_factory=deque)
+    rules: deque[KeyChange] = field(default_factory=deque)
 
 
 class Term:
@@ -104,7 +107,7 @@ class Term:
         self.moving = MoveConductor(stores, book, make, settings.scheme, self._wake.set)
         self._came = _Came()
         # set once all that was there has been seen
-        self._seen = {prefix: asyncio.Event() for prefix in ("brokers", "reports", "status")}
+        self._seen = {prefix: asyncio.Event() for prefix in ("brokers", "reports", "status", RULES)}
         self._sessions: dict[str, str] = {}
         self._reports: dict[str, BrokerReport] = {}
         self._requests: deque[_Waiting] = deque()
@@ -183,6 +186,8 @@ class Term:
     def _absorb(self) -> None:
         """Take in what brokers said. A lease counts before the reports made with it."""
         came = self._came
+        while came.rules:
+            self._obey(came.rules.popleft())
         while came.brokers:
             self._lease(came.brokers.popleft())
         while came.reports:
@@ -196,6 +201,13 @@ class Term:
                     self.moving.urls[status.broker] = status.url
                 except InputError as error:
                     _log.warning("%s is unreadable: %s", change.key, error)
+
+    def _obey(self, change: KeyChange) -> None:
+        """Rules of the record; those that cannot be read change nothing."""
+        try:
+            self.plans.obey(NO_RULES if change.value is None else OverlayRules.read(change.value))
+        except InputError as error:
+            _log.warning("%s is unreadable, so the rules stay as they are: %s", change.key, error)
 
     def _lease(self, change: KeyChange) -> None:
         epochs, broker = self.book.epochs, _broker(change.key)

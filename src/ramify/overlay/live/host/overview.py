@@ -16,7 +16,7 @@ import nats.errors
 from ramify.errors import InputError, LiveError
 from ramify.overlay.control.epochs import BrokerReport, Epochs
 from ramify.overlay.control.names import STATUS, name_of
-from ramify.overlay.control.records import LEADER, STATE, ControlState, LiveEpoch, Status, decode
+from ramify.overlay.control.records import LEADER, RULES, STATE, ControlState, LiveEpoch, Status, decode
 from ramify.overlay.live.host.directory import Directory, RunningFile
 from ramify.overlay.live.wire.security import RouterRole
 from ramify.overlay.live.wire.store import INITIAL, Lease, Store
@@ -63,6 +63,8 @@ class Overview:
     clients: int = 0
     decisions: list[dict[str, object]] = field(default_factory=list)
     matchmaking: str = ""
+    rules: dict[str, object] | None = None
+    """The record of rules; None where there is none."""
 
     @property
     def routing(self) -> bool:
@@ -158,6 +160,7 @@ async def look(store: Store) -> Overview:
         [_broker(name, epochs, leases, told.get(name)) for name in names],
         len(await store.keys("clients")),
         await _decisions(store),
+        rules=await _rules(store),
     )
 
 
@@ -174,6 +177,14 @@ def _broker(name: str, epochs: Epochs, leases: dict[str, bytes], status: Status 
     known = epochs.session(name) == Lease.read(leases[name])[1]
     routing = known and status is not None and status.routing and age is not None and age < STALE_S
     return BrokerView(name, "routing" if routing else "catching up", status, age)
+
+
+async def _rules(store: Store) -> dict[str, object] | None:
+    found = await store.get(RULES)
+    try:
+        return None if found is None else msgspec.json.decode(found[0], type=dict[str, object])
+    except msgspec.DecodeError as error:
+        raise InputError(f"the rules in the store are damaged: {error}") from None
 
 
 async def _decisions(store: Store) -> list[dict[str, object]]:
