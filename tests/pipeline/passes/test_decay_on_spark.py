@@ -1,4 +1,4 @@
-"""Decay on Spark equals decay in one process; tables, panes and landed files give it too."""
+"""Decay on Spark equals decay in one process; tables and landed files give it too."""
 
 import json
 import os
@@ -26,7 +26,6 @@ from ramify.pipeline.passes.generated import GeneratedEvents
 from ramify.pipeline.passes.passes import reckon, reckoned
 from ramify.pipeline.passes.sources import FrameSource, Source
 from ramify.pipeline.passes.table_files import read_table, read_windows
-from ramify.pipeline.stream.panes import UNKNOWN, Facts, PaneStore
 from ramify.pipeline.tables.stored_overlap import read_overlap
 from ramify.planning.choosing.study import SHARES, Comparison, Study, compare
 from ramify.planning.demand.classes import Classes
@@ -34,7 +33,7 @@ from ramify.planning.demand.demand import Demand
 from ramify.planning.demand.overlap import Profiles, Statistics
 from ramify.planning.demand.splits import Split
 from ramify.planning.demand.tally import Tally, TallySettings, tally
-from ramify.planning.demand.windows import Span, Windows
+from ramify.planning.demand.windows import Windows
 from ramify.planning.plans.problem import Problem
 from ramify.planning.schemes.catalog import make_plan
 from ramify.workloads.catalog import workload_from
@@ -236,27 +235,6 @@ def test_a_stored_demand_without_panes_loads_and_cannot_decay(
     assert read_windows(tmp_path).whole.events == 1500
     with pytest.raises(InputError, match="no event has a time"):
         read_windows(tmp_path, half_life_s=60.0)
-
-
-def test_windows_of_panes_decay(
-    workload: Workload, classes: Classes, overlay: Overlay, tmp_path: Path
-) -> None:
-    pane_us = 100_000
-    counting = TallySettings.of(classes, overlay, workload.attachments, pane_us=pane_us)
-    counted = Tally(classes, overlay, workload.attachments)
-    counted._counted.counting = counting
-    for batch in workload.batches():
-        counted.add(batch)
-    drained = pa.Table.from_batches([counted._counted.drain()])
-    store = PaneStore(tmp_path)
-    store.begin({"pane_us": pane_us, "shares": [1.0], "keep": 1.0, "seed": 0, "tag_filters": 0})
-    store.publish(0, Facts(1500, spans={0: Span(1500)}), drained, UNKNOWN.empty_table())
-    latest = store.latest()
-    assert latest is not None
-    found = store.window(86_400.0, half_life_s=HALF_LIFE_S).whole
-    expected = Windows.of_rows(drained, Split(), {}, {}, half_life_s=HALF_LIFE_S, pane_us=pane_us).whole
-    np.testing.assert_array_equal(recent_of(found), recent_of(expected))
-    assert store.window(86_400.0).whole.recent is None
 
 
 def test_landed_files_decay_by_when_they_landed(

@@ -1,1 +1,0 @@
-"""Structured Streaming: samples in, panes out, sliding windows over them."""
