@@ -24,7 +24,7 @@ import typer
 
 from ramify.cli.app import app
 from ramify.cli.console import friendly, out, say
-from ramify.cli.explain import told_row
+from ramify.cli.explain import show_journey
 from ramify.cli.overlay import until_routing
 from ramify.cli.plan import plan as plan_command
 from ramify.content.events.events import BODY, SIZE_BYTES
@@ -51,6 +51,7 @@ from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
 from ramify.planning.pricing.price import price
 from ramify.planning.schemes.catalog import make_plan
+from ramify.studies.journeys import explain_row
 from ramify.workloads.catalog import workload_from
 from ramify.workloads.workload import Workload
 
@@ -105,8 +106,8 @@ def _plan_the_day(overlay: Overlay, workload: Workload, events: int, seed: int, 
     say("\nThe way of one event on the new plan:\n")
     made = read_plan(write)
     batch = next(workload.batches())
-    told = (told_row(made, batch, row) for row in range(min(batch.num_rows, 200)))
-    next((one for one in told if len(one.steps) > 2), told_row(made, batch, 0)).show()
+    ways = (explain_row(made, batch, row) for row in range(min(batch.num_rows, 200)))
+    show_journey(next((way for way in ways if len(way.steps) > 2), explain_row(made, batch, 0)))
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from typing import Annotated
 import pyarrow as pa
 import typer
 
-from ramify.cli.console import REJECTED_SHOWN, SOME_BAD_ROWS, err, fail
-from ramify.content.events.events import DecodedBatch, Event, EventSchema, RejectedRecord, batch_to_events
-from ramify.content.events.flatten import FieldMapping, TimeUnit, decode_records
+from ramify.cli.console import REJECTED_SHOWN, SOME_BAD_ROWS, err
+from ramify.content.events.events import DecodedBatch, Event, EventSchema, RejectedRecord
+from ramify.content.events.flatten import FieldMapping, TimeUnit
 from ramify.content.filters.subscriptions import Subscriptions
-from ramify.errors import InputError
+from ramify.studies.fields import as_event, field_mapping
 
 __all__ = [
     "EventLog",
@@ -32,18 +32,6 @@ IdField = Annotated[str, typer.Option(help="Field with the event id; 'none' numb
 PublisherField = Annotated[str, typer.Option(help="Field that names the publishing client or site.")]
 TimeField = Annotated[str, typer.Option(help="Field with the event's time.")]
 TimeUnitOption = Annotated[TimeUnit, typer.Option(help="What a number in the time field counts.")]
-
-
-def field_mapping(
-    id_field: str, publisher_field: str, time_field: str, time_unit: TimeUnit
-) -> FieldMapping:
-    """Which fields of a record are an event's id, publisher and time."""
-    return FieldMapping(
-        id=None if id_field == "none" else id_field,
-        publisher=publisher_field,
-        time=time_field,
-        time_unit=time_unit,
-    )
 
 
 class EventLog:
@@ -96,8 +84,4 @@ def report_bad(tally: EventLog, listed: Subscriptions, as_json: bool) -> None:
 
 def one_event(text: str, mapping: FieldMapping | None = None) -> Event:
     """The event in a JSON text, or an `InputError` that says what is wrong with it."""
-    decoded = decode_records([text.encode()], mapping=mapping or FieldMapping(id=None))
-    if decoded.rejected:
-        fail(InputError(f"the event cannot be used: {decoded.rejected[0].detail}"))
-    (event,) = batch_to_events(decoded.batch)
-    return event
+    return as_event(text, mapping or FieldMapping(id=None))

@@ -1,59 +1,36 @@
-"""Logs of events as commands get them: where they are, what they are counted for, what was wrong.
+"""What commands on logs share: their options, the word while they are read, and the report of bad rows.
 
-Owns the options that commands on logs share, the step from options to a source of the pipeline, and the
-report of rows that could not be used. Spark is imported, and started, only when a command asks for it.
+Rows that cannot be used are listed on standard error, and the exit code tells that there were some.
 """
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ramify.cli.console import REJECTED_SHOWN, SOME_BAD_ROWS, err
-from ramify.content.events.events import CONTEXT_NAMES, EventSchema
-from ramify.content.events.flatten import FieldMapping
-from ramify.content.filters.filters import Filter
-from ramify.content.filters.sql import parse_sql
-from ramify.content.filters.subscriptions import Subscriptions, read_subscriptions
-from ramify.errors import InputError
+from ramify.cli.console import SOME_BAD_ROWS, err
+from ramify.content.events.flatten import TimeUnit
+from ramify.errors import InputError, RamifyError
 from ramify.network.graphs.overlay import Overlay
-from ramify.planning.demand.classes import Classes
-from ramify.planning.demand.windows import NOBODY
-from ramify.workloads.catalog import workload_from
-from ramify.workloads.workload import Workload
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from ramify.pipeline.passes.files import Files
-    from ramify.pipeline.passes.passes import PassResult, Totals
-    from ramify.pipeline.passes.sources import Source
+from ramify.studies.logs import Log, read_log
+from ramify.studies.rejects import Rejects
 
 __all__ = [
     "AttachmentsOption",
     "EventsOption",
     "KeepOption",
-    "Log",
-    "LogReport",
-    "LogRequest",
     "OverlayOption",
     "SchemaOption",
     "SparkOption",
     "SubscriptionsOption",
     "WorkloadOption",
-    "check_local",
-    "check_writable",
-    "generated_log",
-    "log_files",
-    "read_attachments",
-    "sparked",
+    "busy",
+    "log_of",
+    "tell",
+    "tell_and_exit",
 ]
-
-_NAMES_IN_JSON = 100
 
 OverlayOption = Annotated[str, typer.Option(help="A file, or a name such as cloud-regions.")]
 WorkloadOption = Annotated[str | None, typer.Option(help="A built-in workload, such as demo.")]
@@ -71,264 +48,69 @@ SparkOption = Annotated[
 ]
 KeepOption = Annotated[float, typer.Option(help="Share of the log to look at, by a hash of event ids.")]
 
+Fields = tuple[str, str, str, TimeUnit]
 
-@dataclass(frozen=True, slots=True)
-class Log:
-    """Events and who wants them.
 
-    `listed` are the subscriptions as they were read, `misplaced` the attachments that cannot be used.
-    """
-
-    source: "Source"
-    classes: Classes
-    attachments: Mapping[str, str]
-    publishers: tuple[str, ...] | None = None
-    advertisements: Mapping[int, list[Filter]] | None = None
-    listed: Subscriptions = field(default_factory=lambda: Subscriptions((), (), ()))
-    misplaced: tuple[str, ...] = ()
+def log_of(
+    overlay: str | Overlay,
+    workload: str | None,
+    events: list[str] | None,
+    subscriptions: Path | None,
+    attachments: Path | None,
+    schema: Path | None,
+    seed: int,
+    spark: str,
+    fields: Fields,
+    *,
+    alone: bool = False,
+) -> Log:
+    """The log that options name: a workload, or files of events with subscriptions, or `alone` without."""
+    if workload is not None and (events or subscriptions is not None):
+        raise InputError("give --workload, or --events with --subscriptions, not both.")
+    if workload is None and (not events or (subscriptions is None and not alone)):
+        what = "--events" if alone else "--events and --subscriptions"
+        raise InputError(f"give {what}, or --workload (such as demo; see `ramify list`).")
+    id_field, publisher_field, time_field, time_unit = fields
+    return read_log(
+        events or None,
+        subscriptions=subscriptions,
+        overlay=overlay,
+        attachments=attachments,
+        workload=workload,
+        schema=schema,
+        id_field=id_field,
+        publisher_field=publisher_field,
+        time_field=time_field,
+        time_unit=time_unit,
+        seed=seed,
+        spark=spark,
+    )
 
 
 @contextmanager
-def sparked(url: str, quiet: bool) -> Iterator["SparkSession"]:
-    """A Spark session, with a word on the terminal while it starts."""
-    from ramify.pipeline.session.session import spark_session
-
-    shown = err.is_terminal and not quiet
-    with err.status("starting Spark") if shown else nullcontext() as status, spark_session(url) as spark:
-        if status is not None:
-            status.update("reading events")
-        yield spark
-
-
-@dataclass(frozen=True, slots=True)
-class LogRequest:
-    """A log that options ask for, as far as it can be checked without reading an event."""
-
-    overlay: Overlay
-    mapping: FieldMapping
-    workload: Workload | None = None
-    events: tuple[str, ...] = ()
-    subscriptions: Path = Path()
-    schema: EventSchema | None = None
-    attachments: Mapping[str, str] = field(default_factory=dict)
-    misplaced: tuple[str, ...] = ()
-
-    @classmethod
-    def of(
-        cls,
-        overlay: Overlay,
-        workload: str | None,
-        events: list[str] | None,
-        subscriptions: Path | None,
-        attachments: Path | None,
-        schema: Path | None,
-        mapping: FieldMapping,
-        seed: int,
-        *,
-        url: str,
-    ) -> "LogRequest":
-        """A built-in workload, or files with subscriptions."""
-        if workload is not None:
-            if events or subscriptions is not None:
-                raise InputError("give --workload, or --events with --subscriptions, not both.")
-            return cls(overlay, mapping, workload_from(workload, overlay, seed))
-        if not events or subscriptions is None:
-            raise InputError(
-                "give --events and --subscriptions, or --workload (such as demo; see `ramify list`)."
-            )
-        if not subscriptions.is_file():
-            raise InputError("there is no such file of subscriptions", path=str(subscriptions))
-        check_local(events, url)
-        types = None if schema is None else _read_schema(schema)
-        attached, misplaced = read_attachments(attachments, overlay)
-        return cls(overlay, mapping, None, tuple(events), subscriptions, types, attached, misplaced)
-
-    def open(self, spark: "SparkSession") -> Log:
-        """Look at the files, and read the subscriptions with the types that their events have."""
-        if self.workload is not None:
-            return generated_log(self.workload, self.overlay)
-        source = log_files(spark, self.events, self.schema, self.mapping)
-        types = source.schema.attributes
-        listed = read_subscriptions(self.subscriptions, types, self.overlay.index)
-        if self.schema is None and _asked_beyond(listed, types):
-            # a field that filters ask for may come later in the log than the records looked at
-            source = source.looked_through(spark)
-            types = source.schema.attributes
-            listed = read_subscriptions(self.subscriptions, types, self.overlay.index)
-        for path, id_ in _asked_beyond(listed, types).items():
-            note = f"no event has the field {path!r}, which subscription {id_} asks for"
-            err.print(note, markup=False, highlight=False, soft_wrap=True)
-        for conflict in source.conflicts[:REJECTED_SHOWN]:
-            note = (
-                f"field {conflict.attribute!r} is {conflict.used} in most of the log but "
-                f"{conflict.other} in {conflict.file}: such rows are not used. --schema can decide."
-            )
-            err.print(note, markup=False, highlight=False, soft_wrap=True)
-        classes = Classes.collapse(listed.good, self.overlay, types, listed.filters)
-        places = {row.client: row.broker for row in listed.good} | dict(self.attachments)
-        return Log(source, classes, places, listed=listed, misplaced=self.misplaced)
-
-
-def generated_log(made: Workload, overlay: Overlay) -> Log:
-    """The events of a built-in workload, drawn where they are counted."""
-    from ramify.pipeline.passes.generated import GeneratedEvents
-
-    said: dict[int, list[Filter]] = {}
-    for row in made.advertisements:
-        said.setdefault(overlay.index[row.broker], []).append(parse_sql(row.sql, made.schema.attributes))
-    classes = Classes.collapse(made.subscriptions, overlay, made.schema.attributes)
-    return Log(GeneratedEvents.of(made), classes, made.attachments, made.publishers, said or None)
-
-
-def log_files(
-    spark: "SparkSession", events: Sequence[str], schema: EventSchema | None, mapping: FieldMapping
-) -> "Files":
-    """Files of events."""
-    from ramify.pipeline.passes.files import Files
-
-    return Files.of(spark, events, schema, mapping)
-
-
-def _asked_beyond(listed: Subscriptions, types: Mapping[str, Any]) -> dict[str, str]:
-    """Fields that filters ask for and the schema has not, each with a subscription that does."""
-    found: dict[str, str] = {}
-    for row, filter_ in zip(listed.good, listed.filters, strict=True):
-        for path in filter_.paths:
-            if path not in types and path not in CONTEXT_NAMES:
-                found.setdefault(path, row.id)
-    return dict(sorted(found.items())[:REJECTED_SHOWN])
-
-
-def check_local(events: Sequence[str], url: str) -> None:
-    """Refuse a path that is not there, without starting Spark to find out; what Spark must say is left."""
-    for path in events if url.startswith("local") else ():
-        plain = "://" not in path and not path.startswith("file:") and not set(path) & set("*?[{")
-        if plain and not Path(path).exists():
-            raise InputError("there is no such file or directory", path=path)
-
-
-def check_writable(path: Path | None) -> None:
-    """Refuse a file that cannot be made, before the work for it is done."""
-    if path is not None and not path.absolute().parent.is_dir():
-        raise InputError(f"there is no directory {path.parent} to write to. Make it first.", path=str(path))
-
-
-def read_attachments(path: Path | None, overlay: Overlay) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Client -> broker, and a sentence for every entry that names a broker the overlay has not."""
-    if path is None:
-        return {}, ()
-    found = _json_object(path, '{"shop-1": "aws-us-east-1"}')
-    good = {client: broker for client, broker in found.items() if broker in overlay.index}
-    bad = (
-        f"{path}: client {client!r} is attached to {broker!r}, which overlay {overlay.name} has not"
-        for client, broker in found.items()
-        if broker not in overlay.index
-    )
-    return good, tuple(bad)
-
-
-def _read_schema(path: Path) -> EventSchema:
-    return EventSchema(_json_object(path, '{"price": "double"}'))  # type: ignore[arg-type]  # checked there
-
-
-def _json_object(path: Path, example: str) -> dict[str, str]:
+def busy(log: Log, as_json: bool) -> Iterator[None]:
+    """A word on the terminal while a log is read; what of it could not be used is told if that fails."""
+    shown = err.is_terminal and not as_json
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}. Check the path.", path=str(path)) from None
-    except ValueError as error:
-        raise InputError(f"not JSON: {error}", path=str(path)) from None
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise InputError(f"must be a JSON object such as {example}", path=str(path))
-    return found
+        with err.status("reading events on Spark") if shown else nullcontext():
+            yield
+    except RamifyError:
+        if log.is_read:
+            tell(log.rejected, as_json)
+        raise
 
 
-@dataclass(frozen=True, slots=True)
-class LogReport:
-    """What became of a log's records: totals, the first that could not be used, fields that no filter
-    reaches, and events by publisher where no broker is known for it."""
+def tell_and_exit(rejects: Rejects, as_json: bool) -> None:
+    """Say what could not be used, and let the exit code tell."""
+    tell(rejects, as_json)
+    if rejects:
+        raise typer.Exit(SOME_BAD_ROWS)
 
-    totals: "Totals"
-    shown: tuple[dict[str, Any], ...]
-    unreached: Mapping[str, int]
-    unknown: Mapping[str, int]
 
-    @classmethod
-    def of(cls, found: "PassResult", shown: tuple[dict[str, Any], ...] | None = None) -> "LogReport":
-        """From a pass; while its frames can be read, unless the first rejects are given."""
-        first = found.first_rejects(REJECTED_SHOWN) if shown is None else shown
-        unknown: dict[str, int] = {}
-        for (_, name), events in found.unknown.items():
-            unknown[name or NOBODY] = unknown.get(name or NOBODY, 0) + events
-        return cls(found.totals, first, found.unreached, unknown)
-
-    def report(self, log: Log, as_json: bool) -> None:
-        """Say what could not be used, and let the exit code tell."""
-        self.tell(log, as_json)
-        if self.spoiled(log):
-            raise typer.Exit(SOME_BAD_ROWS)
-
-    def spoiled(self, log: Log) -> bool:
-        """Whether anything could not be used."""
-        return bool(log.listed.bad or log.misplaced or self.totals.faults or self.unknown)
-
-    def tell(self, log: Log, as_json: bool) -> None:
-        """Say what could not be used."""
-        bad = log.listed.bad
-        for line in (
-            *(f"subscription not used: {row}" for row in bad[:REJECTED_SHOWN]),
-            *(f"attachment not used: {text}" for text in log.misplaced[:REJECTED_SHOWN]),
-            *(f"event not used: {_place(row)}: {row['detail']}" for row in self.shown),
-        ):
+def tell(rejects: Rejects, as_json: bool) -> None:
+    """Say what could not be used."""
+    fields = None if as_json else rejects.fields_line
+    summary = rejects.summary if rejects else None
+    for line in (*rejects.notes, *rejects.lines(), fields, summary):
+        if line is not None:
             err.print(line, markup=False, highlight=False, soft_wrap=True)
-        if self.unknown:
-            names = ", ".join(f"{name} ({n:,})" for name, n in list(self.unknown.items())[:3])
-            more = f" and {len(self.unknown) - 3:,} more" if len(self.unknown) > 3 else ""
-            err.print(
-                f"no broker is known for the publishers {names}{more}. "
-                "Name one with --attachments or --publisher-field.",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
-        if self.unreached and not as_json:
-            names = ", ".join(f"{path} ({n:,})" for path, n in list(self.unreached.items())[:10])
-            err.print(
-                f"fields that filters cannot reach: {names}", markup=False, highlight=False, soft_wrap=True
-            )
-        if self.spoiled(log):
-            err.print(self._summary(log), markup=False, highlight=False, soft_wrap=True)
-
-    def _summary(self, log: Log) -> str:
-        t, bad, lost = self.totals, log.listed.bad, log.misplaced
-        parts = [
-            f"{t.quarantined + t.unknown:,} of {t.rows_in:,} events in {_several(t.files, 'file')}",
-            f"{len(bad):,} of {len(bad) + len(log.listed.good):,} subscriptions",
-            *([_several(len(lost), "attachment")] if lost else []),
-        ]
-        return f"not used: {', '.join(parts)}; the rest was"
-
-    def summary(self) -> dict[str, Any]:
-        """The totals for JSON."""
-        t = self.totals
-        return {
-            "rows_in": t.rows_in,
-            "rows_good": t.good,
-            "rows_quarantined": t.quarantined,
-            "rows_left_out": t.thinned,
-            "rows_without_broker": t.unknown,
-            "files": t.files,
-            "publishers_without_broker": dict(list(self.unknown.items())[:_NAMES_IN_JSON]),
-            "unreachable_fields": dict(self.unreached),
-        }
-
-
-def _several(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def _place(row: Mapping[str, Any]) -> str:
-    place = f"{row['file']}" if row["file"] else "a row"
-    if row["line"] is not None:
-        return f"{place}, line {row['line']:,}"
-    return f"{place}, record {row['position']:,}" if row["rows"] else place

@@ -1,7 +1,6 @@
 """The commands that run the pipeline by itself: price, generate, tables."""
 
-import json
-from collections.abc import Mapping
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,36 +9,28 @@ from rich.text import Text
 
 from ramify.cli.app import app
 from ramify.cli.console import friendly, out, plain_table, say
-from ramify.cli.durations import half_life_of
-from ramify.cli.inputs import IdField, PublisherField, TimeField, TimeUnitOption, field_mapping
+from ramify.cli.inputs import IdField, PublisherField, TimeField, TimeUnitOption
 from ramify.cli.logs import (
     AttachmentsOption,
     EventsOption,
     KeepOption,
-    Log,
-    LogReport,
-    LogRequest,
     OverlayOption,
     SchemaOption,
     SparkOption,
     SubscriptionsOption,
     WorkloadOption,
-    check_local,
-    generated_log,
-    log_files,
-    read_attachments,
-    sparked,
+    busy,
+    log_of,
+    tell,
+    tell_and_exit,
 )
-from ramify.content.events.events import EventSchema
 from ramify.content.events.flatten import TimeUnit
-from ramify.errors import InputError, PlanError
-from ramify.network.graphs.specs import overlay_from
-from ramify.planning.choosing.study import SHARES
-from ramify.planning.demand.splits import Split
-from ramify.planning.plans.files import read_plan
-from ramify.planning.pricing.price import Price
-from ramify.planning.pricing.rules import Rules, broken, read_rules
-from ramify.workloads.catalog import workload_from
+from ramify.errors import PlanError
+from ramify.studies.inputs import as_plan
+from ramify.studies.plans import LogPrice
+from ramify.studies.plans import price as price_plan
+from ramify.studies.tables import LogTables, write_tables
+from ramify.studies.tables import generate as generate_log
 
 __all__: list[str] = []
 
@@ -71,61 +62,28 @@ def price(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Price a plan on a whole log of events, where the events are."""
-    from ramify.pipeline.passes.pricing import price_log
-    from ramify.pipeline.session.failures import doing
-
-    if hours is not None and not hours > 0:
-        raise InputError(f"hours = {hours}. Allowed: a number above 0.")
-    if (workload is None) == (not events):
-        raise InputError("give --events or --workload, one of them.")
-    check_local(events or [], spark)
-    made = read_plan(plan_file)
-    kept = Rules() if rules is None else read_rules(rules, made.overlay)
-    given, misplaced = read_attachments(attachments, made.overlay)
-    with sparked(spark, as_json) as session, doing("pricing the log"):
-        if workload is not None:
-            drawn = generated_log(workload_from(workload, made.overlay, seed), made.overlay)
-            source, attached = drawn.source, drawn.attachments
-        else:
-            mapping = field_mapping(id_field, publisher_field, time_field, time_unit)
-            source = log_files(session, events or [], EventSchema(dict(made.classes.schema)), mapping)
-            attached = made.attachments
-        log = Log(source, made.classes, {**attached, **given}, misplaced=misplaced)
-        with price_log(
-            session,
-            made,
-            source,
-            attachments=log.attachments,
-            tags=kept.tags(made.classes.schema),
-            seconds=None if hours is None else hours * 3600,
-            factor=1 / sample,
-            split=Split(keep=keep, seed=seed),
-        ) as found:
-            reading, priced = LogReport.of(found.found), found.price
-    if not priced.volume.events:
-        reading.tell(log, as_json)
-        raise InputError("the log has no event to price the plan on. Give another log.")
-    faults = [str(fault) for fault in broken(priced, kept)]
+    plan = as_plan(plan_file)
+    log = log_of(
+        plan.overlay, workload, events, None, attachments, None, seed, spark,
+        (id_field, publisher_field, time_field, time_unit), alone=True,
+    )  # fmt: skip
+    with busy(log, as_json):
+        found = price_plan(plan, log, rules=rules, hours=hours, sample=sample, keep=keep, seed=seed)
     if as_json:
-        figures = {"plan": made.scheme, **priced.figures(), **reading.summary(), "broken": faults}
-        print(json.dumps(figures, allow_nan=False))
+        print(dumps(found.figures(), allow_nan=False))
     else:
-        _show_price(made.scheme, priced)
-    if faults:
-        reading.tell(log, as_json)
-        raise PlanError("the plan breaks rules on this log:", faults)
-    reading.report(log, as_json)
+        _show_price(found)
+    if found.broken:
+        tell(found.rejected, as_json)
+        raise PlanError("the plan breaks rules on this log:", map(str, found.broken))
+    tell_and_exit(found.rejected, as_json)
 
 
-def _show_price(scheme: str, priced: Price) -> None:
-    volume = priced.volume
-    month = priced.money_per_month
-    cost = f"${priced.money:,.6f} for them" if month is None else f"${month:,.2f} a month"
-    headline = f"{scheme} on {volume.events:,} events: {cost}, {priced.gap:.3f} of what no plan can beat."
-    out.print(Text(headline, style="bold"), soft_wrap=True)
+def _show_price(found: LogPrice) -> None:
+    out.print(Text(found.headline, style="bold"), soft_wrap=True)
     table = plain_table("figure", "value")
     table.columns[1].justify = "right"
-    for name, value in priced.figures().items():
+    for name, value in found.price.figures().items():
         if isinstance(value, list):
             continue
         shown = "-" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
@@ -147,17 +105,11 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write the events of a built-in workload, with its subscriptions, attachments and overlay."""
-    from ramify.pipeline.passes.generated import generate as write_workload
-    from ramify.pipeline.session.failures import doing
-
-    graph = overlay_from(on)
-    made = workload_from(spec, graph, seed)
-    with sparked(spark, as_json) as session, doing("writing the workload"):
-        done = write_workload(
-            session, made, write, form=form, files=files, overlay=graph, overwrite=overwrite
-        )
+    done = generate_log(
+        spec, write, overlay=on, form=form, files=files, overwrite=overwrite, seed=seed, spark=spark
+    )
     if as_json:
-        print(json.dumps({"events": done.events, "files": done.files, "bytes": done.bytes}))
+        print(dumps({"events": done.events, "files": done.files, "bytes": done.bytes}))
         return
     say(f"{done.events:,} events in {done.files:,} files, {done.bytes / 1e6:,.1f} MB, under {write}")
     say(
@@ -197,47 +149,36 @@ def tables(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write what a log says: demand, selectivity, overlap, traffic, histograms, profile, quarantine."""
-    from ramify.pipeline.jobs import TableRequest, write_tables
-    from ramify.pipeline.session.failures import doing
-
-    graph = overlay_from(overlay)
-    mapping = field_mapping(id_field, publisher_field, time_field, time_unit)
-    asked = TableRequest(pane, half_life_of(half_life), jaccard, tuple(axes or ()))
-    if "://" not in write and not overwrite and any(Path(write).glob("*")):
-        raise InputError(
-            "there are files here already; name an empty directory, or --overwrite", path=write
-        )
-    request = LogRequest.of(
-        graph, workload, events, subscriptions, attachments, schema, mapping, seed, url=spark
-    )
-    with sparked(spark, as_json) as session, doing("writing the tables"):
-        log = request.open(session)
+    log = log_of(
+        overlay, workload, events, subscriptions, attachments, schema, seed, spark,
+        (id_field, publisher_field, time_field, time_unit),
+    )  # fmt: skip
+    with busy(log, as_json):
         found = write_tables(
-            session,
-            log.source,
-            log.classes,
-            graph,
-            log.attachments,
+            log,
             write,
-            asked,
-            Split(SHARES, keep, seed),
+            keep=keep,
+            pane_s=pane,
+            half_life=half_life,
+            jaccard=jaccard,
+            axes=axes or (),
+            overwrite=overwrite,
+            seed=seed,
         )
-    reading = LogReport.of(found.found, found.shown)
     if as_json:
-        print(json.dumps({"rows": found.rows, "overlap_recall": found.recall, **reading.summary()}))
+        told = {"rows": dict(found.rows), "overlap_recall": found.recall}
+        print(dumps({**told, **found.rejected.figures()}))
     else:
-        _show_tables(write, found.rows)
-        if found.recall is not None:
-            say(f"overlap is sketched: {100 * found.recall:.1f} % of its pairs were found, by a sample")
-    reading.report(log, as_json)
+        _show_tables(found)
+    tell_and_exit(found.rejected, as_json)
 
 
-def _show_tables(under: str, rows: Mapping[str, int]) -> None:
-    from ramify.pipeline.passes.table_files import TABLES
-
+def _show_tables(found: LogTables) -> None:
     shown: Any = plain_table("table", "rows", "a row is")
     shown.columns[1].justify, shown.columns[2].no_wrap = "right", False
-    for name, count in rows.items():
-        shown.add_row(name, f"{count:,}", TABLES[name].summary)
+    for name, count in found.rows.items():
+        shown.add_row(name, f"{count:,}", found.summaries[name])
     out.print(shown)
-    say(f"written to {under}")
+    say(f"written to {found.under}")
+    if found.recall is not None:
+        say(f"overlap is sketched: {100 * found.recall:.1f} % of its pairs were found, by a sample")

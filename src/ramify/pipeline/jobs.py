@@ -62,11 +62,12 @@ class TableRequest:
 
 @dataclass(frozen=True, slots=True)
 class TableResult:
-    """What a job read and wrote: the pass (its frames are gone), the first rejects, rows of each table, and
-    the measured recall of the overlap where it is not exact."""
+    """What a job read and wrote: the pass (its frames are gone), the first rejects, rejects by reason, rows
+    of each table, and the measured recall of the overlap where it is not exact."""
 
     found: PassResult
     shown: tuple[dict[str, Any], ...]
+    reasons: dict[str, int]
     rows: dict[str, int]
     recall: float | None
 
@@ -107,7 +108,8 @@ def write_tables(
                 rows[name] = _written(frame, name, under, about)
         finally:
             demand.unpersist()
-        wrote = TableResult(found, found.first_rejects(shown), rows, None if pairs.exact else pairs.recall)
+        first, reasons = found.first_rejects(shown), found.reject_reasons()
+        wrote = TableResult(found, first, reasons, rows, None if pairs.exact else pairs.recall)
     rows["profile"] = _written(profile(spark, kept), "profile", under)
     if grids:
         space = spark.createDataFrame(_spaces(spark, kept, grids, classes))

@@ -176,6 +176,13 @@ class PassResult:
         ordered = self.quarantine.orderBy("file", "position", "reason").limit(most)
         return tuple(_arrow(ordered).to_pylist())
 
+    def reject_reasons(self) -> dict[str, int]:
+        """How many records could not be used, by reason; no job when there are none."""
+        if not self.totals.faults:
+            return {}
+        counted = self.quarantine.groupBy("reason").agg(sf.sum("rows").alias("rows")).orderBy("reason")
+        return {row["reason"]: row["rows"] for row in _arrow(counted).to_pylist()}
+
     @property
     def packed(self) -> DataFrame:
         """The patterns as tasks gave them (column `raw`, see `unpacked`), those of different tasks not

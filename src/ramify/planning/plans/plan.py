@@ -24,6 +24,7 @@ trees still use it. Brokers inside a path pass the event on by its label without
 is charged.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -308,6 +309,26 @@ class Plan:
     rule: Weight = "price"
     settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     legs: Mapping[tuple[int, int], Path] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        served = sum(map(len, self.classes.members))
+        return (
+            f"Plan({self.scheme!r} on {self.overlay.name}: {len(self.overlay)} brokers, "
+            f"{len(self.channels)} channels, {served} subscriptions)"
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a file (`ramify-plan` JSON). `InputError` where that cannot be written."""
+        from ramify.planning.plans.files import write_plan
+
+        write_plan(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> "Plan":
+        """The plan in a file, sound in form. `PlanError` or another `InputError` says what is wrong."""
+        from ramify.planning.plans.files import read_plan
+
+        return read_plan(path)
 
     def path(self, u: int, v: int) -> Path:
         """The brokers that a logical link from u to v crosses. `OverlayError` when it has none."""

@@ -41,7 +41,7 @@ from ramify.network.graphs.overlay import Overlay
 from ramify.planning.demand.demand import MAX_TAGS
 from ramify.planning.pricing.price import MONTH_SECONDS, Price
 
-__all__ = ["BrokenRule", "Residency", "Rules", "broken", "read_rules"]
+__all__ = ["BrokenRule", "Residency", "Rules", "broken", "read_rules", "rules_of"]
 
 MAX_FILE_BYTES = 1 << 24
 ROUNDING = 1e-9
@@ -302,10 +302,15 @@ def read_rules(path: str | os.PathLike[str], overlay: Overlay | None = None) -> 
     try:
         if len(content) > MAX_FILE_BYTES:
             raise InputError(f"larger than {MAX_FILE_BYTES:,} bytes. Merge rules.")
-        rules = _rules(_decoded(content))
-        return rules if overlay is None else rules.require_known(overlay)
+        return rules_of(_decoded(content), overlay)
     except InputError as error:
         raise InputError(str(error), path=str(path)) from error
+
+
+def rules_of(document: Any, overlay: Overlay | None = None) -> Rules:
+    """The rules in a decoded document of the same form. `InputError` with the place in it."""
+    rules = _rules(document)
+    return rules if overlay is None else rules.require_known(overlay)
 
 
 def _decoded(content: bytes) -> Any:
