@@ -1,19 +1,5 @@
 """The command line: parse, call, print. No logic of its own."""
 
-from ramify.cli import content, demo, explain, matches, messages, move, overlay, pipeline, plan, status
 from ramify.cli.app import app, main
 
-__all__ = [
-    "app",
-    "content",
-    "demo",
-    "explain",
-    "main",
-    "matches",
-    "messages",
-    "move",
-    "overlay",
-    "pipeline",
-    "plan",
-    "status",
-]
+__all__ = ["app", "main"]
