@@ -10,14 +10,16 @@
     │   └── PlacementError          users that were not placed within the brokers' capacities
     ├── LimitError                  a bound that protects the process was reached
     ├── SparkError                  Spark cannot start, cannot be reached, or a job failed
-    └── LiveError                   a server, broker or coordinator of the live overlay cannot do its part
+    ├── LiveError                   a server, broker or coordinator of the live overlay cannot do its part
+    └── MissingExtraError           a package that only some commands need is not installed
 
 Each error says what happened, where, and what to do. A command prints `str(error)` and exits with 2;
 it never shows a traceback for any of these. Bad *records* of a batch are not errors but values:
 see `ramify.content.events.events.Rejected`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
 __all__ = [
     "DisconnectedError",
@@ -25,6 +27,7 @@ __all__ = [
     "InputError",
     "LimitError",
     "LiveError",
+    "MissingExtraError",
     "OverlayError",
     "PlacementError",
     "PlanError",
@@ -168,3 +171,28 @@ def _some(names: list[str], most: int = 4) -> str:
 
 class LiveError(RamifyError):
     """A server, broker or coordinator of the live overlay cannot be started, reached, or do its part."""
+
+
+class MissingExtraError(RamifyError):
+    """A package that only some commands need is not installed: `extra` brings it."""
+
+    EXTRAS: ClassVar[Mapping[str, str]] = {
+        "scipy": "plan",
+        "pyspark": "spark",
+        "py4j": "spark",
+        "pandas": "spark",
+        "grpc": "spark",
+    }
+    """The packages that are not installed with `ramify` alone, and the extra of each."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        self.package = package
+        self.extra = extra
+        super().__init__(f"this needs {package}, which is not installed: pip install 'ramify[{extra}]'")
+
+    @classmethod
+    def of(cls, error: ModuleNotFoundError) -> "MissingExtraError | None":
+        """The error for a module that was not found; None when no extra would bring it."""
+        package = (error.name or "").partition(".")[0]
+        extra = cls.EXTRAS.get(package)
+        return None if extra is None else cls(package, extra)

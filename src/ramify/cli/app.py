@@ -1,15 +1,141 @@
-"""The `ramify` command itself; the commands put themselves on it."""
+"""The `ramify` command itself, and the table of its commands.
 
-from typing import Annotated
+A command's module is imported when the command is called: `--help` and `--version` import none, and no
+command pays for what another needs. So the table says where each command is and what it does; a command
+puts itself on `app` when its module is imported, as always with Typer. A test holds the table against
+the commands.
+"""
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_group
 
 from ramify import __version__
 
-__all__ = ["app", "main"]
+__all__ = ["COMMANDS", "Entry", "app", "main"]
+
+
+class Entry(NamedTuple):
+    """Where a command is, and the first line of its help."""
+
+    module: str
+    help: str
+
+
+COMMANDS: Mapping[str, Entry] = {
+    "plan": Entry("plan", "Price every way to route a log of events, and keep the cheapest plan."),
+    "price": Entry("pipeline", "Price a plan on a whole log of events, where the events are."),
+    "diff": Entry(
+        "plan",
+        "Say how two plans differ: channels, tree links, subscriptions that moved, attachments, paths.",
+    ),
+    "explain": Entry(
+        "explain",
+        "Say what a plan does with one event: who gets it and why, which links "
+        "it crosses, what that costs.",
+    ),
+    "tables": Entry(
+        "pipeline",
+        "Write what a log says: demand, selectivity, overlap, traffic, histograms, profile, quarantine.",
+    ),
+    "generate": Entry(
+        "pipeline",
+        "Write the events of a built-in workload, with its subscriptions, attachments and overlay.",
+    ),
+    "spark": Entry("spark", "Keep a local Spark running, which later commands join by themselves."),
+    "match": Entry("content", "Match a log of events against subscriptions, and count who gets what."),
+    "filter": Entry(
+        "filters", "Check a filter; with an event, explain predicate by predicate why it matches or not."
+    ),
+    "overlay": Entry("content", "Read or generate an overlay and show its figures."),
+    "workload": Entry(
+        "content", "Generate a built-in workload and show its realised averages beside the paper's."
+    ),
+    "list": Entry("content", "List the overlays, workloads and schemes that have a name."),
+    "matches": Entry(
+        "matches",
+        "Make matches over the trees of a plan, without a coordinator: what is "
+        "stored and sent, and who meets.",
+    ),
+    "up": Entry(
+        "overlay", "Run a whole overlay on this machine until Ctrl-C: servers, brokers, a coordinator."
+    ),
+    "broker": Entry("overlay", "Run one or more brokers until Ctrl-C."),
+    "coordinator": Entry(
+        "overlay", "Run a coordinator until Ctrl-C: it leads, or stands by for the one that does."
+    ),
+    "keys": Entry(
+        "overlay",
+        "Make keys and the accounts of every server; or let clients into an overlay, also while it runs.",
+    ),
+    "status": Entry(
+        "status",
+        "Say what runs: the leader, plans, every broker's epoch, traffic and lag, latest decisions.",
+    ),
+    "rules": Entry(
+        "rules", "Show the rules and weights of a running overlay, or change them while it runs."
+    ),
+    "pub": Entry(
+        "messages",
+        "Publish events, each accepted durably before the next are read. Bad lines are named and skipped.",
+    ),
+    "sub": Entry(
+        "messages",
+        "Print one event a line until Ctrl-C: a CloudEvent as such, another as "
+        "the JSON that was published.",
+    ),
+    "move": Entry("move", "Move a client to another broker while events flow: nothing is lost or doubled."),
+    "demo": Entry(
+        "demo", "The whole story: a day's events planned over 41 cloud regions, run live, and re-planned."
+    ),
+}
+"""Every command by name, in the order of `--help`; modules are those of `ramify.cli`."""
+
+
+class _LazyGroup(TyperGroup):
+    """Commands that are listed by their entries, and loaded when they are called or completed."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = super().get_command(ctx, cmd_name)
+        if found is None and cmd_name in COMMANDS:
+            return TyperCommand(cmd_name, help=COMMANDS[cmd_name].help)
+        return found
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if name not in COMMANDS:  # all names, for the suggestion of a near one
+            self.commands = {known: self.get_command(ctx, known) for known in COMMANDS}
+        elif name not in self.commands:
+            _load(COMMANDS[name].module)
+            self.commands = get_group(app).commands  # those that are on the app by now
+        return super().resolve_command(ctx, args)
+
+
+def _load(module: str) -> None:
+    """Import a command's module; one that an extra brings is named with the extra."""
+    from ramify.errors import MissingExtraError
+
+    try:
+        import_module(f"ramify.cli.{module}")
+    except ModuleNotFoundError as error:
+        missing = MissingExtraError.of(error)
+        if missing is None:
+            raise
+        print(f"{type(missing).__name__}: {missing}", file=sys.stderr)
+        raise typer.Exit(2) from None
+
 
 app = typer.Typer(
     name="ramify",
+    cls=_LazyGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

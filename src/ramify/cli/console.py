@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ramify.errors import RamifyError
+from ramify.errors import MissingExtraError, RamifyError
 
 __all__ = [
     "CANNOT",
@@ -44,13 +44,22 @@ def friendly(command: Callable[_P, None]) -> Callable[_P, None]:
         try:
             command(*args, **kwargs)
         except RamifyError as error:
-            err.print(f"{type(error).__name__}: {error}", markup=False, highlight=False, soft_wrap=True)
-            raise typer.Exit(CANNOT) from None
+            _refuse(error)
+        except ModuleNotFoundError as error:
+            missing = MissingExtraError.of(error)
+            if missing is None:
+                raise
+            _refuse(missing)
         except BrokenPipeError:  # the reader of our output went away
             sys.stderr.close()
             raise typer.Exit(0) from None
 
     return run
+
+
+def _refuse(error: RamifyError) -> NoReturn:
+    err.print(f"{type(error).__name__}: {error}", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(CANNOT) from None
 
 
 def fail(error: RamifyError) -> NoReturn:

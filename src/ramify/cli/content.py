@@ -1,4 +1,4 @@
-"""The commands about content, overlays and workloads: match, filter, overlay, workload, list."""
+"""The commands about content, overlays and workloads: match, overlay, workload, list."""
 
 import json
 import time
@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ramify.cli.app import app
-from ramify.cli.console import fail, friendly, out, say
+from ramify.cli.console import friendly, out, say
 from ramify.cli.inputs import (
     EventLog,
     IdField,
@@ -22,19 +22,13 @@ from ramify.cli.inputs import (
     TimeField,
     TimeUnitOption,
     field_mapping,
-    one_event,
     report_bad,
 )
 from ramify.content.events.flatten import TimeUnit
 from ramify.content.events.readers import read_events
-from ramify.content.filters.expressions import explain
 from ramify.content.filters.filters import Filter
-from ramify.content.filters.keywords import parse_keywords
-from ramify.content.filters.pattern import parse_pattern
-from ramify.content.filters.sql import parse_sql
 from ramify.content.filters.subscriptions import Subscription, Subscriptions, read_subscriptions
 from ramify.content.matching.matcher import Matcher
-from ramify.errors import FilterError, InputError
 from ramify.network.graphs.distances import figures
 from ramify.network.graphs.files import write_overlay
 from ramify.network.graphs.specs import SPECS, overlay_from
@@ -68,25 +62,6 @@ def match(
         out.print(_match_table(listed.good, counts.by_subscription, counts.events))
         counts.print_line()
     report_bad(tally, listed, as_json)
-
-
-@app.command(name="filter")
-@friendly
-def filter_(
-    text: Annotated[str, typer.Argument(help="The filter.")],
-    spelling: Annotated[
-        str, typer.Option(help="sql, pattern (EventBridge JSON) or keywords (JSON list).")
-    ] = "sql",
-    event: Annotated[str | None, typer.Option(help="A JSON event to try it on.")] = None,
-) -> None:
-    """Check a filter; with an event, explain predicate by predicate why it matches or not."""
-    parsed = _parse(text, spelling)
-    if event is None:
-        say(f"valid: {len(parsed.boxes)} box(es) over {', '.join(sorted(parsed.paths)) or 'no attribute'}")
-        say(f"key {parsed.key.hex()}")
-        return
-    found = explain(one_event(event), parsed)
-    out.print(str(found), markup=False, highlight=False)
 
 
 @app.command()
@@ -217,17 +192,3 @@ def _print_json(counts: _Counts, listed: Subscriptions, tally: EventLog) -> None
         "subscriptions": dict(zip(ids, counts.by_subscription.tolist(), strict=True)),
     }
     print(json.dumps(summary))
-
-
-def _parse(text: str, spelling: str) -> Filter:
-    if spelling == "sql":
-        return parse_sql(text)
-    if spelling == "pattern":
-        return parse_pattern(text)
-    if spelling == "keywords":
-        try:
-            words = json.loads(text)
-        except json.JSONDecodeError as error:
-            fail(FilterError(f"keywords are not JSON ({error.msg})", text=text, position=error.pos))
-        return parse_keywords(words)
-    return fail(InputError(f"unknown spelling {spelling!r}: it is one of sql, pattern, keywords"))

@@ -30,7 +30,7 @@ from ramify.errors import InputError, LiveError
 from ramify.overlay.control.intake import WRAPPED_TYPE, to_cloudevent
 from ramify.overlay.control.records import FilterText
 from ramify.overlay.live.client.client import Client, SuspendedError, filter_id, place_of, spelled
-from ramify.overlay.live.host.process import ending_signals
+from ramify.overlay.live.wire.tasks import ending_signals
 
 __all__: list[str] = []
 

@@ -10,7 +10,7 @@ import typer
 
 from ramify.cli.app import app
 from ramify.cli.console import err, friendly, out, plain_table, say
-from ramify.cli.overlay import DirOption, directory_at
+from ramify.cli.directories import DirOption, directory_at
 from ramify.errors import InputError, LiveError
 
 if TYPE_CHECKING:

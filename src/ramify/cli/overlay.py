@@ -15,6 +15,7 @@ import typer
 from ramify.cli.addresses import server_url
 from ramify.cli.app import app
 from ramify.cli.console import friendly, say
+from ramify.cli.directories import DirOption, directory_at
 from ramify.cli.durations import HalfLifeOption, half_life_of
 from ramify.cli.logs import SparkOption
 from ramify.cli.tls_options import TlsCa, TlsCert, TlsKey, tls_context
@@ -34,7 +35,6 @@ __all__: list[str] = []
 
 _START_LIMIT_S = 180.0
 
-DirOption = Annotated[Path, typer.Option("--dir", help="The directory of the overlay on this machine.")]
 ClientsOption = Annotated[
     list[str] | None, typer.Option("--client", help="NAME@BROKER: a client to let in; several times.")
 ]
@@ -494,13 +494,6 @@ def _rules_options(file: Path | None, per_filter: float | None, per_matching: fl
     found += [] if per_filter is None else ["--per-filter", str(per_filter)]
     found += [] if per_matching is None else ["--per-matching", str(per_matching)]
     return [*found, "--rules-once", uuid.uuid4().hex] if found else []
-
-
-def directory_at(path: Path) -> "Directory":
-    """The overlay of a directory on this machine."""
-    from ramify.overlay.live.host.directory import Directory
-
-    return Directory(path.absolute())
 
 
 def _attached(clients: Sequence[str], overlay: Overlay) -> dict[str, str]:

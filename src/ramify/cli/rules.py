@@ -11,7 +11,8 @@ import typer
 
 from ramify.cli.app import app
 from ramify.cli.console import friendly, say
-from ramify.cli.overlay import DirOption, FilterWeight, MatchingWeight, directory_at
+from ramify.cli.directories import DirOption, directory_at
+from ramify.cli.overlay import FilterWeight, MatchingWeight
 from ramify.errors import InputError, LiveError
 
 if TYPE_CHECKING:

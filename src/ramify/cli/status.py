@@ -12,7 +12,7 @@ from rich.live import Live
 from ramify.cli.addresses import server_url
 from ramify.cli.app import app
 from ramify.cli.console import friendly, out
-from ramify.cli.overlay import DirOption, directory_at
+from ramify.cli.directories import DirOption, directory_at
 from ramify.cli.tls_options import TlsCa, TlsCert, TlsKey, tls_context
 from ramify.errors import InputError, LiveError
 

@@ -1,8 +1,8 @@
-"""What an event is, as one value and as a row of an Arrow record batch.
+"""Events as rows of an Arrow record batch.
 
-Owns the attribute types, the schema of a batch, the conversion between `Event` values and batches, and the
-form in which decoders report what they could not use (`RejectedRecord`, `DecodedBatch`). It reads no JSON
-and no file: see `flatten`, `cloudevents` and `readers`.
+Owns the schema of a batch, the conversion between `Event` values and batches, and what decoders give back
+(`DecodedBatch`). The values themselves are in `attributes` and handed on. It reads no JSON and no file: see
+`flatten`, `cloudevents` and `readers`.
 
 A batch has the fixed columns of `FIXED_COLUMNS` first, then one flat column per attribute, named by its
 dotted path and sorted by name, so that equal schemas give equal Arrow schemas. Arrow's null means "absent";
@@ -14,12 +14,24 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import pyarrow as pa
 
+from ramify.content.events.attributes import (
+    BODY,
+    BODY_IS_JSON,
+    CONTEXT_NAMES,
+    NULLS,
+    RESERVED_NAMES,
+    SIZE_BYTES,
+    AttributeType,
+    AttributeValue,
+    Event,
+    RejectedRecord,
+    RejectReason,
+)
 from ramify.errors import SchemaError
 
 __all__ = [
@@ -41,14 +53,7 @@ __all__ = [
     "events_to_batch",
 ]
 
-AttributeValue: TypeAlias = str | int | float | bool | datetime | tuple[str, ...] | tuple[float, ...] | None
-
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
-
-SIZE_BYTES = "_size_bytes"
-BODY = "_body"
-BODY_IS_JSON = "_body_is_json"
-NULLS = "_nulls"
 
 _FIXED: "list[pa.Field[Any]]" = [
     pa.field("id", pa.string(), nullable=False),
@@ -63,62 +68,7 @@ _FIXED: "list[pa.Field[Any]]" = [
 FIXED_COLUMNS = pa.schema(_FIXED)
 """The columns that open every batch."""
 
-CONTEXT_NAMES = frozenset({"id", "publisher", "time"})
-"""Fixed columns that a filter may name as if they were attributes."""
-
-RESERVED_NAMES = frozenset({SIZE_BYTES, BODY, BODY_IS_JSON, NULLS})
-"""Fixed columns that no filter may name and no record may use as a top-level field."""
-
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
-
-
-class AttributeType(StrEnum):
-    """The type of an attribute: what a filter may compare it with.
-
-    `NUMBERS` exists because EventBridge patterns match the elements of an array.
-    """
-
-    STRING = "string"
-    INT64 = "int64"
-    DOUBLE = "double"
-    BOOLEAN = "boolean"
-    TIMESTAMP = "timestamp"
-    STRINGS = "array<string>"
-    NUMBERS = "array<double>"
-
-    @property
-    def arrow(self) -> pa.DataType:
-        """The Arrow type of this attribute's column."""
-        return _ARROW[self]
-
-    @classmethod
-    def of_arrow(cls, dtype: pa.DataType) -> Self:
-        """The attribute type that values of `dtype` can be turned into without loss.
-
-        Unsigned 64-bit integers count as `INT64`, although single values may not fit. Decimals are
-        integers when they have no fraction and at most 18 digits, and doubles up to 15 digits, which
-        survive the way there and back.
-
-        Raises
-        ------
-        SchemaError
-            When there is none: binary, structs, maps, times of day, durations, long decimals.
-        """
-        found = _of_arrow(dtype)
-        if found is None:
-            raise SchemaError(f"no attribute type holds Arrow's {dtype}; allowed: {', '.join(cls)}")
-        return cls(found)
-
-
-_ARROW: dict[AttributeType, pa.DataType] = {
-    AttributeType.STRING: pa.string(),
-    AttributeType.INT64: pa.int64(),
-    AttributeType.DOUBLE: pa.float64(),
-    AttributeType.BOOLEAN: pa.bool_(),
-    AttributeType.TIMESTAMP: _TIMESTAMP,
-    AttributeType.STRINGS: pa.list_(pa.string()),
-    AttributeType.NUMBERS: pa.list_(pa.float64()),
-}
 
 
 @dataclass(frozen=True, eq=True)
@@ -215,63 +165,6 @@ class EventSchema:
                 )
             attributes[path] = AttributeType(name)
         return cls(attributes)
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One event.
-
-    `attributes` are flat dotted paths; None is an explicit null, an absent path is absent. `publisher` is
-    the publishing client. `body` is handed back unread; `body_is_json` says that it is JSON text.
-    """
-
-    id: str
-    publisher: str | None = None
-    time: datetime | None = None
-    attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
-    body: bytes | None = None
-    size_bytes: int = 0
-    body_is_json: bool = False
-
-    @property
-    def values(self) -> Mapping[str, AttributeValue]:
-        """What filters look at: the attributes, and id, publisher and time where the event has them."""
-        fixed = {"id": self.id, "publisher": self.publisher, "time": self.time}
-        return {**self.attributes, **{name: value for name, value in fixed.items() if value is not None}}
-
-
-class RejectReason(StrEnum):
-    """Why a record was not used: one code per thing that a user would fix differently."""
-
-    NOT_JSON = "not_json"
-    NOT_AN_OBJECT = "not_an_object"
-    NO_ID = "no_id"
-    DUPLICATE_KEY = "duplicate_key"
-    CONFLICTING_PATHS = "conflicting_paths"
-    WRONG_TYPE = "wrong_type"
-    NOT_FINITE = "not_finite"
-    TOO_LARGE = "too_large"
-    TOO_DEEP = "too_deep"
-    RESERVED_NAME = "reserved_name"
-    BAD_UTF8 = "bad_utf8"
-    BAD_TIME = "bad_time"
-    BAD_CLOUDEVENT = "bad_cloudevent"
-
-
-@dataclass(frozen=True, slots=True)
-class RejectedRecord:
-    """A record that could not become an event.
-
-    `position` counts the records of the whole input from 0, `line` its lines from 1. `detail` is a
-    sentence for people; `raw` holds the first 256 bytes, empty where there are none (Parquet).
-    """
-
-    position: int
-    reason: RejectReason
-    detail: str
-    line: int | None = None
-    source: str | None = None
-    raw: bytes = b""
 
 
 @dataclass
@@ -382,36 +275,6 @@ def widen(one: AttributeType, other: AttributeType) -> AttributeType | None:
 
 _FIXED_NAMES = CONTEXT_NAMES | RESERVED_NAMES
 _TYPE_NAMES = frozenset(kind.value for kind in AttributeType)
-
-
-def _of_arrow(dtype: pa.DataType) -> AttributeType | None:
-    types = pa.types
-    if types.is_dictionary(dtype):
-        return _of_arrow(dtype.value_type)
-    if types.is_string(dtype) or types.is_large_string(dtype) or types.is_string_view(dtype):
-        return AttributeType.STRING
-    if types.is_integer(dtype):
-        return AttributeType.INT64
-    if types.is_floating(dtype):
-        return AttributeType.DOUBLE
-    if types.is_boolean(dtype):
-        return AttributeType.BOOLEAN
-    if types.is_timestamp(dtype) or types.is_date(dtype):
-        return AttributeType.TIMESTAMP
-    if types.is_decimal(dtype):
-        if dtype.scale <= 0 and dtype.precision - dtype.scale <= 18:
-            return AttributeType.INT64
-        return AttributeType.DOUBLE if dtype.scale > 0 and dtype.precision <= 15 else None
-    if types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype):
-        return _ARRAY_OF.get(_of_arrow(dtype.value_type))
-    return None
-
-
-_ARRAY_OF: dict[AttributeType | None, AttributeType] = {
-    AttributeType.STRING: AttributeType.STRINGS,
-    AttributeType.INT64: AttributeType.NUMBERS,
-    AttributeType.DOUBLE: AttributeType.NUMBERS,
-}
 
 
 def _infer(events: Sequence[Event]) -> EventSchema:

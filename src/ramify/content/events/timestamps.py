@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -22,8 +23,6 @@ _RFC3339 = (
     r"(?:\.([0-9]+))?(?:[Zz]|([+-])([0-9]{2}):([0-9]{2}))$"
 )
 _RFC3339_PYTHON = re.compile(_RFC3339.replace("$", r"\Z"))
-_EARLIEST: Any = pa.scalar(datetime(1, 1, 1, tzinfo=UTC), AttributeType.TIMESTAMP.arrow)
-_LATEST: Any = pa.scalar(datetime.max.replace(tzinfo=UTC), AttributeType.TIMESTAMP.arrow)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -73,7 +72,8 @@ def _cast(texts: Any) -> "pa.Array[Any] | None":
         times: Any = texts.cast(AttributeType.TIMESTAMP.arrow)
     except pa.ArrowInvalid:
         return None
-    within = pc.and_(pc.greater_equal(times, _EARLIEST), pc.less_equal(times, _LATEST))
+    earliest, latest = _bounds()
+    within = pc.and_(pc.greater_equal(times, earliest), pc.less_equal(times, latest))
     return times if pc.all(within).as_py() else None
 
 
@@ -92,3 +92,11 @@ def _moment(text: str) -> datetime | None:
         return local + offset if sign == "-" else local - offset
     except (ValueError, OverflowError):
         return None
+
+
+@cache
+def _bounds() -> tuple[Any, Any]:
+    """The first and the last time that Python knows. Not at import: Arrow loads pandas to make them."""
+    kind = AttributeType.TIMESTAMP.arrow
+    both = datetime(1, 1, 1, tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+    return pa.scalar(both[0], kind), pa.scalar(both[1], kind)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from ramify.content.events.events import AttributeType, Event
+from ramify.content.events.attributes import AttributeType, Event
 from ramify.content.filters.constraints import ABSENT, Constraint, Value
 from ramify.content.filters.describe import describe_constraint
 from ramify.content.filters.filters import Box, Filter, Work, merge_boxes, products

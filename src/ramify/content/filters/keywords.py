@@ -7,7 +7,7 @@ Words are matched whole, with case, against the array attribute `keywords` (or a
 
 from collections.abc import Sequence
 
-from ramify.content.events.events import RESERVED_NAMES
+from ramify.content.events.attributes import RESERVED_NAMES
 from ramify.content.filters.constraints import ArraySet, Constraint
 from ramify.content.filters.expressions import And, Atom, Expression, Or, compile_filter
 from ramify.content.filters.filters import Filter

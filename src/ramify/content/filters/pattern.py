@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from ramify.content.events.events import RESERVED_NAMES, AttributeType
+from ramify.content.events.attributes import RESERVED_NAMES, AttributeType
 from ramify.content.filters.constraints import ArraySet, Constraint
 from ramify.content.filters.expressions import CONTEXT_TYPES, And, Atom, Expression, Or, compile_filter
 from ramify.content.filters.filters import Filter, unite

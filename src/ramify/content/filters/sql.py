@@ -24,7 +24,7 @@ from sqlglot import Token, TokenType, exp
 from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import ParseError, TokenError
 
-from ramify.content.events.events import RESERVED_NAMES, AttributeType
+from ramify.content.events.attributes import RESERVED_NAMES, AttributeType
 from ramify.content.filters.constraints import EVERY_ARRAY, ArraySet, Constraint
 from ramify.content.filters.expressions import (
     CONTEXT_TYPES,

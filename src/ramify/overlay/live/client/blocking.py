@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ramify.errors import LiveError
 from ramify.overlay.control.records import (
@@ -30,8 +30,10 @@ from ramify.overlay.live.client.client import (
 )
 from ramify.overlay.live.client.inbox import ReceivedEvent
 from ramify.overlay.live.client.lane import DeliveredBatch
-from ramify.overlay.live.client.outbox import Publishable
 from ramify.overlay.live.wire.tasks import end_tasks
+
+if TYPE_CHECKING:
+    from ramify.overlay.live.client.outbox import Publishable
 
 __all__ = ["BlockingClient", "BlockingSubscription"]
 
@@ -199,7 +201,7 @@ class BlockingClient:
         return self._client.name
 
     def publish(
-        self, events: Publishable, *, id: str | None = None, give_up_s: float = 60.0, check: bool = True
+        self, events: "Publishable", *, id: str | None = None, give_up_s: float = 60.0, check: bool = True
     ) -> int:
         """See `Client.publish`."""
         return self._loop.run(self._client.publish(events, id=id, give_up_s=give_up_s, check=check))

@@ -40,7 +40,7 @@ from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import msgspec
 import nats.errors
@@ -76,9 +76,11 @@ from ramify.overlay.live.client.lane import (
     SuspendedError,
 )
 from ramify.overlay.live.client.moves import Guide, Offer, Policy, Wires
-from ramify.overlay.live.client.outbox import Publishable, outgoing
 from ramify.overlay.live.wire.security import pair_of, read_seed
 from ramify.overlay.live.wire.streams import Endpoint
+
+if TYPE_CHECKING:
+    from ramify.overlay.live.client.outbox import Publishable
 
 __all__ = [
     "WINDOW_BYTES",
@@ -274,7 +276,7 @@ class Client:
     # ------------------------------------------------------------------------------------- publishing
 
     async def publish(
-        self, events: Publishable, *, id: str | None = None, give_up_s: float = 60.0, check: bool = True
+        self, events: "Publishable", *, id: str | None = None, give_up_s: float = 60.0, check: bool = True
     ) -> int:
         """Publish; returns when the broker's server has stored it, with the place in its stream.
 
@@ -292,6 +294,8 @@ class Client:
         LiveError
             When the server refuses.
         """
+        from ramify.overlay.live.client.outbox import outgoing  # loads Arrow: the first publish needs it
+
         most = self._wires.home.connection.max_payload
         place = 0
         for message in outgoing(events, self._secret, id=id, max_payload=most, check=check):

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
-from ramify.content.events.events import Event, batch_to_events
+from ramify.content.events.attributes import Event
 from ramify.errors import LiveError
 from ramify.overlay.live.client.lane import DeliveredBatch, SuspendedError
 from ramify.overlay.live.client.moves import Course, Wires
@@ -278,7 +278,7 @@ class ClientInbox:
         queues = [self._queues.setdefault(id, _Queue()) for id in ids]
         queues = [queue for queue in queues if not queue.is_closed]
         self._hold(delivered.number, len(queues), delivered.events.nbytes)
-        events = batch_to_events(delivered.events) if queues else []
+        events = _events(delivered) if queues else []
         for queue in queues:
             share = _Share(delivered.number, events)
             if events:
@@ -339,3 +339,9 @@ def _received(event: Event, number: int, mark: _Mark) -> ReceivedEvent:
         number,
         mark,
     )
+
+
+def _events(delivered: DeliveredBatch) -> list[Event]:
+    from ramify.content.events.events import batch_to_events  # loads Arrow, as the batch has
+
+    return batch_to_events(delivered.events)

@@ -26,22 +26,21 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nats.errors
-import pyarrow as pa
 from nats.aio.client import Client as Nats
 
-from ramify.content.events.events import FIXED_COLUMNS
 from ramify.errors import LiveError
-from ramify.overlay.control.frames import LINK_LIMITS, decode_events, encode_events
-from ramify.overlay.control.intake import ARROW_TYPE
 from ramify.overlay.control.lanes import Inlet, LaneVerdict
 from ramify.overlay.control.moves import LaneEnd
 from ramify.overlay.control.names import OUT, PUBLISH, token
 from ramify.overlay.live.wire.pull import PulledMessage, Puller
 from ramify.overlay.live.wire.security import INFO, LAST
 from ramify.overlay.live.wire.streams import DUPLICATE_WINDOW_S, Endpoint, connect, disconnect
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = [
     "DeliveredBatch",
@@ -106,7 +105,7 @@ class DeliveredBatch:
 
     number: int
     subscriptions: tuple[str, ...]
-    events: pa.RecordBatch
+    events: "pa.RecordBatch"
 
 
 class LaneClient:
@@ -155,7 +154,7 @@ class LaneClient:
 
     async def publish(
         self,
-        events: pa.RecordBatch | bytes,
+        events: "pa.RecordBatch | bytes",
         *,
         id: str | None = None,
         give_up_s: float = 60.0,
@@ -166,7 +165,7 @@ class LaneClient:
 
     async def accepted(
         self,
-        events: pa.RecordBatch | bytes,
+        events: "pa.RecordBatch | bytes",
         *,
         id: str | None = None,
         give_up_s: float = 60.0,
@@ -186,10 +185,10 @@ class LaneClient:
             When the server refuses, and nothing was accepted.
         """
         headers = {"Nats-Msg-Id": id or uuid.uuid4().hex}
-        if isinstance(events, pa.RecordBatch):
-            content_type, payload = ARROW_TYPE, encode_events(events)
-        else:
+        if isinstance(events, bytes):
             payload = events
+        else:
+            content_type, payload = _encoded(events)
         if content_type is not None:
             headers["Content-Type"] = content_type
         deadline = time.monotonic() + min(give_up_s, DUPLICATE_WINDOW_S / 2)
@@ -377,7 +376,7 @@ class LaneReader:
                 return DeliveredBatch(self._base + number, (), _nothing())
             else:
                 ids = tuple(json.loads(message.headers.get("F", "[]")))
-                return DeliveredBatch(self._base + number, ids, decode_events(message.payload, LINK_LIMITS))
+                return DeliveredBatch(self._base + number, ids, _decoded(message.payload))
 
     async def acknowledge(self, number: int) -> None:
         """This one and all before it are dealt with. Never raises for a server that is away: what it does
@@ -501,5 +500,26 @@ class LaneReader:
                 await asyncio.sleep(_WAIT_S)
 
 
-def _nothing() -> pa.RecordBatch:
+# Arrow is loaded with the first batch: a client that only waits has a third of the memory.
+
+
+def _encoded(events: "pa.RecordBatch") -> tuple[str, bytes]:
+    """Content type and bytes of a batch."""
+    from ramify.overlay.control.frames import encode_events
+    from ramify.overlay.control.intake import ARROW_TYPE
+
+    return ARROW_TYPE, encode_events(events)
+
+
+def _decoded(payload: bytes) -> "pa.RecordBatch":
+    from ramify.overlay.control.frames import LINK_LIMITS, decode_events
+
+    return decode_events(payload, LINK_LIMITS)
+
+
+def _nothing() -> "pa.RecordBatch":
+    import pyarrow as pa
+
+    from ramify.content.events.events import FIXED_COLUMNS
+
     return pa.RecordBatch.from_pylist([], FIXED_COLUMNS)

@@ -22,19 +22,20 @@ import fcntl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 
 from ramify.durable import replace_file
 from ramify.errors import InputError, LiveError
-from ramify.network.graphs.files import read_overlay, write_overlay
-from ramify.network.graphs.overlay import Overlay
 from ramify.overlay.control.names import token
 from ramify.overlay.live.wire.security import ClientRole, ControlRole, KeyRing, RouterRole, accounts_config
 from ramify.overlay.live.wire.streams import Endpoint
 
 __all__ = ["COORDINATOR", "VIEWER", "ClientFile", "Directory", "RunningFile", "write_json"]
+
+if TYPE_CHECKING:
+    from ramify.network.graphs.overlay import Overlay
 
 COORDINATOR, VIEWER = "coordinator", "viewer"
 """Users of the control server beside the brokers: who decides, and who looks (`ramify status`)."""
@@ -73,8 +74,10 @@ class Directory:
         """The keys."""
         return KeyRing(self.path / "keys")
 
-    def create(self, overlay: Overlay) -> None:
+    def create(self, overlay: "Overlay") -> None:
         """Make the directory for an overlay. Raises `InputError` when it belongs to another."""
+        from ramify.network.graphs.files import read_overlay, write_overlay
+
         file = self.path / "overlay.json"
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -127,8 +130,10 @@ class Directory:
         if matchmaking:
             write_json(self.path / "matchmaking.json", matchmaking)
 
-    def overlay(self) -> Overlay:
+    def overlay(self) -> "Overlay":
         """The overlay that the directory belongs to."""
+        from ramify.network.graphs.files import read_overlay  # compiled graph kernels: `status` has no use
+
         file = self.path / "overlay.json"
         if not file.exists():
             raise InputError(

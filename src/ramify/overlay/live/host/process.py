@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import json
 import logging
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,9 +22,9 @@ from ramify.overlay.live.broker.matchmaker import Matchmaker, MatchmakerConfig
 from ramify.overlay.live.broker.plan_cache import PlanCache
 from ramify.overlay.live.host.broker_files import BrokerFile, read_broker_file
 from ramify.overlay.live.host.metrics import BrokerMetrics, serve_metrics
-from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.overlay.live.wire.tasks import end_tasks, ending_signals
 
-__all__ = ["SUPERSEDED", "ending_signals", "log_to_stderr", "serve_brokers", "until_signal"]
+__all__ = ["SUPERSEDED", "log_to_stderr", "serve_brokers", "until_signal"]
 
 _log = logging.getLogger(__name__)
 
@@ -47,12 +46,6 @@ async def until_signal() -> None:
     for number in ending_signals():
         loop.add_signal_handler(number, asked.set)
     await asked.wait()
-
-
-def ending_signals() -> tuple[signal.Signals, ...]:
-    """The signals that ask a process to end: not a hangup where `nohup` has us ignore it."""
-    both = (signal.SIGINT, signal.SIGTERM)
-    return both if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*both, signal.SIGHUP)
 
 
 async def serve_brokers(

@@ -1,4 +1,4 @@
-"""Ending tasks for good, and running several as one.
+"""Ending tasks for good, running several as one, and the signals that ask for the end.
 
 Python 3.11's `asyncio.wait_for` can swallow a cancellation that comes just when what it waits for is done
 (cpython #86296), and the NATS library uses it: a task that loops would then run on, and whoever waits for
@@ -6,12 +6,19 @@ its end would wait forever. So a cancellation is repeated until it is heard.
 """
 
 import asyncio
+import signal
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
-__all__ = ["end_tasks", "together"]
+__all__ = ["end_tasks", "ending_signals", "together"]
 
 _AGAIN_S = 0.5
+
+
+def ending_signals() -> tuple[signal.Signals, ...]:
+    """The signals that ask a process to end: not a hangup where `nohup` has us ignore it."""
+    both = (signal.SIGINT, signal.SIGTERM)
+    return both if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*both, signal.SIGHUP)
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
