@@ -17,80 +17,84 @@ from typer.main import get_group
 
 from ramify import __version__
 
-__all__ = ["COMMANDS", "Entry", "app", "main"]
+__all__ = ["COMMANDS", "CommandEntry", "app", "main"]
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     """Where a command is, and the first line of its help."""
 
     module: str
     help: str
 
 
-COMMANDS: Mapping[str, Entry] = {
-    "plan": Entry("plan", "Price every way to route a log of events, and keep the cheapest plan."),
-    "price": Entry("pipeline", "Price a plan on a whole log of events, where the events are."),
-    "diff": Entry(
+COMMANDS: Mapping[str, CommandEntry] = {
+    "plan": CommandEntry("plan", "Price every way to route a log of events, and keep the cheapest plan."),
+    "price": CommandEntry("pipeline", "Price a plan on a whole log of events, where the events are."),
+    "diff": CommandEntry(
         "plan",
         "Say how two plans differ: channels, tree links, subscriptions that moved, attachments, paths.",
     ),
-    "explain": Entry(
+    "explain": CommandEntry(
         "explain",
         "Say what a plan does with one event: who gets it and why, which links "
         "it crosses, what that costs.",
     ),
-    "tables": Entry(
+    "tables": CommandEntry(
         "pipeline",
         "Write what a log says: demand, selectivity, overlap, traffic, histograms, profile, quarantine.",
     ),
-    "generate": Entry(
+    "generate": CommandEntry(
         "pipeline",
         "Write the events of a built-in workload, with its subscriptions, attachments and overlay.",
     ),
-    "spark": Entry("spark", "Keep a local Spark running, which later commands join by themselves."),
-    "match": Entry("content", "Match a log of events against subscriptions, and count who gets what."),
-    "filter": Entry(
+    "spark": CommandEntry("spark", "Keep a local Spark running, which later commands join by themselves."),
+    "match": CommandEntry(
+        "content", "Match a log of events against subscriptions, and count who gets what."
+    ),
+    "filter": CommandEntry(
         "filters", "Check a filter; with an event, explain predicate by predicate why it matches or not."
     ),
-    "overlay": Entry("content", "Read or generate an overlay and show its figures."),
-    "workload": Entry(
+    "overlay": CommandEntry("content", "Read or generate an overlay and show its figures."),
+    "workload": CommandEntry(
         "content", "Generate a built-in workload and show its realised averages beside the paper's."
     ),
-    "list": Entry("content", "List the overlays, workloads and schemes that have a name."),
-    "matches": Entry(
+    "list": CommandEntry("content", "List the overlays, workloads and schemes that have a name."),
+    "matches": CommandEntry(
         "matches",
         "Make matches over the trees of a plan, without a coordinator: what is "
         "stored and sent, and who meets.",
     ),
-    "up": Entry(
+    "up": CommandEntry(
         "overlay", "Run a whole overlay on this machine until Ctrl-C: servers, brokers, a coordinator."
     ),
-    "broker": Entry("overlay", "Run one or more brokers until Ctrl-C."),
-    "coordinator": Entry(
+    "broker": CommandEntry("overlay", "Run one or more brokers until Ctrl-C."),
+    "coordinator": CommandEntry(
         "overlay", "Run a coordinator until Ctrl-C: it leads, or stands by for the one that does."
     ),
-    "keys": Entry(
+    "keys": CommandEntry(
         "overlay",
         "Make keys and the accounts of every server; or let clients into an overlay, also while it runs.",
     ),
-    "status": Entry(
+    "status": CommandEntry(
         "status",
         "Say what runs: the leader, plans, every broker's epoch, traffic and lag, latest decisions.",
     ),
-    "rules": Entry(
+    "rules": CommandEntry(
         "rules", "Show the rules and weights of a running overlay, or change them while it runs."
     ),
-    "pub": Entry(
+    "pub": CommandEntry(
         "messages",
         "Publish events, each accepted durably before the next are read. Bad lines are named and skipped.",
     ),
-    "sub": Entry(
+    "sub": CommandEntry(
         "messages",
         "Print one event a line until Ctrl-C: a CloudEvent as such, another as "
         "the JSON that was published.",
     ),
-    "move": Entry("move", "Move a client to another broker while events flow: nothing is lost or doubled."),
-    "demo": Entry(
+    "move": CommandEntry(
+        "move", "Move a client to another broker while events flow: nothing is lost or doubled."
+    ),
+    "demo": CommandEntry(
         "demo", "The whole story: a day's events planned over 41 cloud regions, run live, and re-planned."
     ),
 }

@@ -1,0 +1,113 @@
+"""The house as a whole: names mean one thing, and docs/architecture.md says what is there."""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from project import ROOT
+
+SOURCE = ROOT / "src" / "ramify"
+MODULES = sorted(path for path in SOURCE.rglob("*.py"))
+
+# Words that end like participles and are nouns.
+NOUNS = {
+    "Crossing",
+    "Everything",
+    "FieldMapping",
+    "Grid",
+    "KeyRing",
+    "Marking",
+    "Pruning",
+    "Stamped",
+    "Joined",
+}
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def classes() -> Iterator[tuple[str, str]]:
+    for path in MODULES:
+        for node in tree_of(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                yield node.name, name_of(path)
+
+
+def test_a_class_name_stands_for_one_concept() -> None:
+    places = defaultdict(list)
+    for name, module in classes():
+        places[name].append(module)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_values_are_named_by_nouns() -> None:
+    """A single participle (`Told`, `Held`, `Growing`) says what happened, not what a thing is."""
+    irregular = set(
+        ["Told", "Held", "Made", "Kept", "Drawn", "Written", "Taken", "Given", "Sent", "Wrote", "Shown"]
+    )
+    found = {
+        (name, module)
+        for name, module in classes()
+        if (re.fullmatch(r"[A-Z][a-z]+(ed|ing)", name) or name in irregular) and name not in NOUNS
+    }
+    assert found == set()
+
+
+def defined(module: str) -> dict[str, ast.AST]:
+    path = SOURCE / (module.replace(".", "/") + ".py")
+    if not path.exists():
+        return {}
+    found: dict[str, ast.AST] = {}
+    for node in tree_of(path).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found[node.name] = node
+        if isinstance(node, ast.ClassDef):
+            for inner in node.body:
+                if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
+                    found[f"{node.name}.{inner.name}"] = inner
+    return found
+
+
+WALKS = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+STATIONS = sorted(set(re.findall(r"`([a-z_.]+):([A-Za-z_.]+)`", WALKS)))
+
+
+def test_the_walks_have_stations() -> None:
+    walks = WALKS.split("\n## ")
+    for title in ("An event", "A subscription", "A log", "A re-plan"):
+        (walk,) = (text for text in walks if text.startswith(title))
+        assert len(re.findall(r"`[a-z_.]+:[A-Za-z_.]+`", walk)) >= 4, title
+
+
+@pytest.mark.parametrize(("module", "name"), STATIONS)
+def test_every_station_of_a_walk_exists(module: str, name: str) -> None:
+    assert name in defined(module), f"docs/architecture.md names {module}:{name}"
+
+
+def test_rooms_in_the_picture_are_the_rooms_there_are() -> None:
+    """The drawing of docs/architecture.md has every floor and room, and no other."""
+    picture = WALKS.split("```")[1]
+    floors = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()}
+    rooms = {
+        room.name
+        for floor in ("content", "network", "overlay", "pipeline", "planning")
+        for room in (SOURCE / floor).iterdir()
+        if (room / "__init__.py").exists()
+    }
+    live = {
+        room.name for room in (SOURCE / "overlay" / "live").iterdir() if (room / "__init__.py").exists()
+    }
+    words = set(re.findall(r"[a-z_]+", picture))
+    assert floors | rooms | live <= words
