@@ -54,9 +54,19 @@ def test_a_class_name_stands_for_one_concept() -> None:
 
 def test_values_are_named_by_nouns() -> None:
     """A single participle (`Told`, `Held`, `Growing`) says what happened, not what a thing is."""
-    irregular = set(
-        ["Told", "Held", "Made", "Kept", "Drawn", "Written", "Taken", "Given", "Sent", "Wrote", "Shown"]
-    )
+    irregular = {
+        "Told",
+        "Held",
+        "Made",
+        "Kept",
+        "Drawn",
+        "Written",
+        "Taken",
+        "Given",
+        "Sent",
+        "Wrote",
+        "Shown",
+    }
     found = {
         (name, module)
         for name, module in classes()
