@@ -38,10 +38,10 @@ test: $(KERNELS) ## Run the tests that CI runs
 	@$(PYTEST)
 
 test-quick: $(KERNELS) ## Run what needs no Spark and no server: at every change
-	@$(PYTEST) -m 'not (spark or live or command or long)'
+	@$(PYTEST) --hypothesis-profile quick -m 'not (spark or live or command or long)'
 
 test-all: $(KERNELS) ## Run the tests with their long forms
-	@$(PYTEST) -m 'long or not long'
+	@$(PYTEST) --hypothesis-profile long -m 'long or not long'
 
 check: $(READY) ## Lint, format, types, layers
 	@$(BIN)/ruff check .

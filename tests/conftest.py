@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 # A shared machine may pause for longer than Hypothesis expects. The printed blob replays a failure.
 # On CI (where the variable CI is set) the same examples are drawn every time, so that a change is judged by
-# itself; elsewhere every run draws new ones and keeps looking for what was missed.
+# itself; elsewhere every run draws new ones and keeps looking for what was missed. `make test-quick` draws
+# fewer, `make test-all` more.
 settings.register_profile(
     "ramify",
     deadline=None,
@@ -22,6 +23,8 @@ settings.register_profile(
     max_examples=100,
     derandomize=bool(os.environ.get("CI")),
 )
+settings.register_profile("quick", settings.get_profile("ramify"), max_examples=25)
+settings.register_profile("long", settings.get_profile("ramify"), max_examples=500)
 settings.load_profile("ramify")
 
 # A shell starts a command in the background with SIGINT ignored, and every child inherits it: tests that
