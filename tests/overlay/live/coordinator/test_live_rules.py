@@ -1,5 +1,8 @@
 """Rules of an overlay on a real control server: given, changed while it runs, kept by the next leader."""
 
+import asyncio
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +17,17 @@ from ramify.durable import replace_file, write_parquet
 from ramify.errors import PlanError
 from ramify.network.graphs.overlay import Link, Overlay
 from ramify.network.trees.trees import Tree
-from ramify.overlay.control.records import RULES, FilterText, Request, encode
+from ramify.overlay.control.moves import DECLINED, REPLICATED
+from ramify.overlay.control.names import token
+from ramify.overlay.control.records import RULES, FilterText, LinkCount, Move, Request, Status, encode
+from ramify.overlay.control.registry import Book, BrokenRulesError, Write
 from ramify.overlay.control.rules import OverlayRules
 from ramify.overlay.live.coordinator.adaptation import Replanner
 from ramify.overlay.live.coordinator.collector import PUBLISHERS
+from ramify.overlay.live.coordinator.moves import MoveConductor
 from ramify.overlay.live.coordinator.samples import SampleWindow
 from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.planning.choosing.replan import ReplanJob, ReplanResult
 from ramify.planning.choosing.weigh import MonthlyWeights
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
@@ -119,6 +127,51 @@ def test_when_no_plan_keeps_a_rule_the_decision_says_which(tmp_path: Path) -> No
     play(tmp_path, scenario)
 
 
+def test_a_plan_that_breaks_a_rule_is_not_rolled_back_to(tmp_path: Path) -> None:
+    """It was replaced because of the rule, so what is measured now costs more."""
+
+    async def report(scene: Scene, epoch: int, per_byte: int) -> None:
+        store = await scene.store()
+        sent = {epoch: {"c": LinkCount(2_000, 200_000 * per_byte, 200_000 * per_byte)}}
+        entered = {epoch: (2_000, 200_000)}
+        told = Status("a", f"session {epoch}", time.time(), 1.0, entered=entered, sent=sent)
+        await store.put(f"status.{token('a')}", encode(told), force=True)
+
+    async def scenario(scene: Scene) -> None:
+        replanner = Replanner(seen, period_s=0.3, specs=(DEAR,), enough_events=1_000)
+        async with obeying(scene.server, BROKERS) as brokers:
+            scene.coordinate(plan=made(CHEAP), replanner=replanner)
+            await report(scene, 1, per_byte=1)
+            store, term = await scene.store(), await scene.term()
+            await put_rules(scene, GDPR, 1)
+            await until(lambda: all(each.flipped == 2 for each in brokers.values()))
+            await report(scene, 2, per_byte=9)
+            await until(lambda: term.plans.last is not None and "measured cost" in term.plans.last.reason)
+            last = next(each for each in await decisions(store) if "measured cost" in each.reason)
+            assert last.action == "keep"
+            assert "but the plan before breaks residency: gdpr" in last.reason
+            assert term.book.epochs.wanted == 2
+
+    play(tmp_path, scenario)
+
+
+def test_a_given_plan_that_breaks_the_rules_of_the_record_is_refused_in_the_log(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        async with obeying(scene.server, BROKERS):
+            scene.coordinate("k0", plan=made(DEAR), rules=GIVEN)
+            await scene.term()
+            await end_tasks([scene.tasks.pop("k0")])
+            del scene.coordinators["k0"]
+            scene.coordinate("k1", plan=made(CHEAP), replace_plan=True)
+            term = await scene.term()
+            await until(lambda: term.plans.last)
+            told = (await decisions(await scene.store()))[-1]
+            assert (told.action, term.book.head.plan.scheme) == ("keep", "hub")
+            assert "residency: gdpr" in told.reason
+
+    play(tmp_path, scenario)
+
+
 def test_the_first_plan_must_keep_the_rules(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         refused = scene.coordinate(plan=made(CHEAP), rules=GIVEN)
@@ -170,6 +223,59 @@ def test_a_newcomer_with_whom_the_plan_breaks_a_rule_gets_another_plan(tmp_path:
             assert "r/all" in term.book.head.plan.classes.class_of
 
     play(tmp_path, scenario)
+
+
+class Written:
+    """A store of a leader that takes everything."""
+
+    def __init__(self) -> None:
+        self.writes: list[Write] = []
+
+    async def write(self, writes: Sequence[Write]) -> None:
+        self.writes += writes
+
+
+def at_home(spec: str) -> Book:
+    """The reader is where everything is published, so that nothing crosses a link."""
+    names = iter(range(1_000))
+    rows = [Subscription("r/all", "r", "a", sql="x >= 0")]
+    classes = Classes.collapse(rows, SQUARE, {})
+    plan = make_plan(spec, Problem.of(SQUARE, classes, Demand.of([]), {"w": "a", "r": "a"}))
+    return Book.first(plan, lambda: f"n{next(names)}", GDPR)[0]
+
+
+def test_a_move_with_which_the_plan_breaks_a_rule_is_declined_with_the_rule() -> None:
+    async def moved(book: Book) -> tuple[Move, bool]:
+        async def make(job: ReplanJob) -> ReplanResult:
+            raise AssertionError("no plan needs to be made")
+
+        conductor = MoveConductor(Written(), book, make, "mst", lambda: None)  # type: ignore[arg-type]
+        now = time.time()
+        conductor.moves["r"] = Move("m", "r", "a", "d", REPLICATED, now, now + 60)
+        changed = await conductor.step()
+        return conductor.moves["r"], changed
+
+    book = at_home(CHEAP)
+    move, changed = asyncio.run(moved(book))
+    assert (move.phase, changed) == (DECLINED, False)
+    assert "breaks residency: gdpr" in move.why
+    assert book.epochs.wanted == 1
+    with pytest.raises(BrokenRulesError) as raised:
+        book.move({"r": "d"})
+    assert raised.value.names == ("residency: gdpr",)
+
+    free = at_home(DEAR)
+    move, changed = asyncio.run(moved(free))
+    assert (move.phase, changed) == (REPLICATED, True)
+    assert free.head.at == {"r": "d"}
+
+    # a rule that the plan breaks anyway does not hold the client back
+    book.rules = Rules()
+    book.move({"r": "d"})
+    book.obey(GDPR)
+    assert book.faults(book.head.plan, None)
+    book.move({"r": "c"})
+    assert book.head.at == {"r": "c"}
 
 
 # ------------------------------------------------------------------------------------ newcomers' groups
