@@ -1,5 +1,6 @@
 """The commands of the live overlay refuse what cannot go well before it starts, and show all there is."""
 
+import json
 import re
 import time
 from pathlib import Path
@@ -10,14 +11,22 @@ from typer.testing import CliRunner
 
 from ramify.cli import app, overlay, status, status_text
 from ramify.cli.addresses import server_url
+from ramify.cli.rules import rule_lines
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError
 from ramify.network.graphs.clouds import cloud_regions
 from ramify.network.graphs.generators import line
 from ramify.network.graphs.overlay import Link, Overlay
+from ramify.network.graphs.specs import overlay_from
 from ramify.overlay.control.records import LinkCount, Status
 from ramify.overlay.live.host.directory import COORDINATOR, Directory
 from ramify.overlay.live.host.overview import BrokerView, EpochView, Overview
 from ramify.overlay.live.wire.security import ControlRole, new_user
+from ramify.planning.demand.classes import Classes
+from ramify.planning.demand.demand import Demand
+from ramify.planning.plans.files import write_plan
+from ramify.planning.plans.problem import Problem
+from ramify.planning.schemes.catalog import make_plan
 
 
 def told(*words: str) -> tuple[int, str]:
@@ -78,6 +87,67 @@ def test_up_refuses_before_it_starts_anything(words: list[str], says: str, tmp_p
     code, said = told("up", "--dir", str(tmp_path / "data"), "--overlay", "ring:5", *words)
     assert (code, says in said) == (2, True), said
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "cannot be read"),
+        ("{", "not JSON"),
+        ('{"residence": []}', "unknown field 'residence'"),
+        ('{"capacity_bytes_per_s": {"paris": 1}}', "'paris' is unknown in overlay ring-5. Allowed: v0"),
+        ('{"residency": [{"name": "r", "events": "x =", "not_in": {"brokers": ["v1"]}}]}', "not a filter"),
+    ],
+)
+def test_rules_that_cannot_be_used_are_refused_before_anything_starts(
+    text: str | None, says: str, tmp_path: Path, key: Path
+) -> None:
+    file = tmp_path / "rules.json"
+    if text is not None:
+        file.write_text(text)
+    starting = ("up", "--dir", str(tmp_path / "data"))
+    leading = ("coordinator", "--control", "nats://127.0.0.1:1", "--key", str(key))
+    for command in (starting, leading):
+        code, said = told(*command, "--overlay", "ring:5", "--rules", str(file))
+        assert (code, says in said, "rules.json" in said.replace(" ", "")) == (2, True, True), said
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_plan_that_breaks_the_rules_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    graph = overlay_from("ring:5")
+    classes = Classes.collapse([Subscription("r/s", "r", "v2", sql="x > 1")], graph, {})
+    plan = make_plan("spt:root=v0", Problem.of(graph, classes, Demand.of([]), {"w": "v0", "r": "v2"}))
+    write_plan(plan, tmp_path / "plan.json")
+    rule = {"name": "gdpr", "events": "x > 5", "not_in": {"brokers": ["v1"]}}
+    (tmp_path / "rules.json").write_text(json.dumps({"residency": [rule]}))
+    where = ("up", "--dir", str(tmp_path / "data"), "--plan", str(tmp_path / "plan.json"))
+    code, said = told(*where, "--rules", str(tmp_path / "rules.json"))
+    assert code == 2
+    assert "--plan breaks --rules" in said
+    assert "residency: gdpr" in said
+    assert not (tmp_path / "data").exists()
+
+
+def test_rules_of_what_does_not_run_cannot_be_asked_for(tmp_path: Path) -> None:
+    code, said = told("rules", "--dir", str(tmp_path))
+    assert (code, "nothing runs from here" in said) == (2, True), said
+    code, said = told("rules", "--dir", str(tmp_path), "--clear", "--per-filter", "1")
+    assert (code, "--clear goes with no other" in said) == (2, True), said
+    code, said = told("up", "--dir", str(tmp_path / "m"), "--matchmaking", "shared", "--per-filter", "1")
+    assert (code, "--per-filter with --matchmaking" in said) == (2, True), said
+
+
+def test_status_shows_rules_and_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = {"name": "gdpr", "events": "x > 5", "not_in": {"brokers": ["v1"]}}
+    record: dict[str, object] = {"revision": 4, "rules": {"residency": [rule]}, "per_filter": 0.5}
+    lines = rule_lines(record)
+    assert lines[0] == "rules, revision 4: residency: gdpr"
+    assert lines[1] == "weights: 0.5 a month for a stored filter, 0 for a million matchings"
+    assert rule_lines({"revision": 5}) == ["rules, revision 5: none"]
+    said: list[str] = []
+    monkeypatch.setattr(status_text, "say", said.append)
+    status_text.show(Overview("leader", rules=record))
+    assert said[1:3] == lines
 
 
 def test_a_coordinator_checks_its_schemes_at_the_start(key: Path) -> None:

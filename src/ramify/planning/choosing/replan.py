@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ramify.content.filters.space import Grid
 from ramify.content.filters.subscriptions import Subscription
-from ramify.errors import InputError
+from ramify.errors import InputError, RamifyError
 from ramify.planning.choosing.judgement import faults
 from ramify.planning.choosing.study import grid_for_schemes
 from ramify.planning.choosing.weigh import MonthlyWeights, Outcome, SchemeRow, exceeds, weigh
@@ -176,7 +176,11 @@ def make_plans(data: bytes) -> bytes:
     grid, demand = _gridded(old, job, demand)
     maker = _Maker(old, grid, demand, job.seed, Rules.read(job.rules), job.weights)
     specs, unread = _readable(job.specs)
-    made = maker.first(specs) if job.threshold is None else maker.better(specs, job.threshold)
+    try:
+        made = maker.first(specs) if job.threshold is None else maker.better(specs, job.threshold)
+    except RamifyError as error:
+        # what is wrong with all of them, such as a rate that the demand does not tell
+        made = _Made([SchemeTrial(spec, reason=str(error)) for spec in specs], None, None, None, None)
     return msgspec.msgpack.encode(msgspec.structs.replace(made, tried=[*made.tried, *unread]))
 
 
@@ -204,11 +208,15 @@ class _Maker:
     weights: MonthlyWeights
 
     def first(self, specs: Sequence[str]) -> _Made:
-        """The first plan that can be made and keeps the rules."""
+        """The first plan that can be made and keeps the rules.
+
+        Latency bounds are not among them: whoever has one is served, late if need be.
+        """
         tried: list[SchemeTrial] = []
         for spec in specs:
             row = self._weighed(self.demand, self.demand, [spec]).rows[0]
-            plan = row.plan if row.allowed else None
+            kept = all(fault.startswith("latency: ") for fault in row.broken)
+            plan = row.plan if kept else None
             broken = [] if plan is None else self._faults(plan)
             tried.append(_trial(row, broken))
             if plan is not None and not broken:

@@ -141,12 +141,16 @@ class Adapter:
         self._decided = 0
         self._changed = False
         self._rules = NO_RULES
+        self.refused: BrokenRulesError | None = None
+        """Why the plan that this start was given is not installed."""
         book.matching = settings.matching
 
     async def begin(self) -> None:
         """Go on counting decisions where the leader before stopped."""
         held = [int(key.partition(".")[2]) for key in await self._stores.store.keys("decisions")]
         self._decided = max(held, default=0)
+        if self.refused is not None:
+            await self._decide("keep", str(self.refused), self._book.head.plan, broken=self.refused.faults)
 
     def obey(self, rules: OverlayRules) -> None:
         """Take the rules and weights of the record. Others than before are weighed by at once."""

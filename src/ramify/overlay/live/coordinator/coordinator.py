@@ -36,7 +36,7 @@ from ramify.overlay.control.records import (
     decode,
     encode,
 )
-from ramify.overlay.control.registry import Book, Matching, Write
+from ramify.overlay.control.registry import Book, BrokenRulesError, Matching, Write
 from ramify.overlay.control.rules import NO_RULES, OverlayRules
 from ramify.overlay.live.coordinator.adaptation import Replanner, Settings
 from ramify.overlay.live.coordinator.leader_store import Stores
@@ -120,6 +120,7 @@ class Coordinator:
         self.terms = 0
         """How many terms it has begun."""
         self._replaced = self._ruled = False
+        self._refused: BrokenRulesError | None = None
 
     async def run(self) -> None:
         """Stand by and lead. Raises `InputError` for a plan that cannot be used."""
@@ -170,6 +171,7 @@ class Coordinator:
         self.terms += 1
         _log.info("coordinator %s leads, revision %d", self.config.name, book.epochs.revision)
         self.term = Term(self.config.settings, self.replanner, stores, connection, book, self._make)
+        self.term.plans.refused, self._refused = self._refused, None
         await self.term.run()
 
     async def _make(self, job: ReplanJob) -> ReplanResult:
@@ -249,6 +251,7 @@ class Coordinator:
             epoch, writes = await asyncio.to_thread(book.propose, plan)
         except (EpochError, PlanError) as error:
             _log.warning("the given plan is not installed, the present one stays: %s", error)
+            self._refused = error if isinstance(error, BrokenRulesError) else None
             return False
         await stores.write([*writes, book.state()])
         _log.info("epoch %d: the given plan %s replaces the one in the store", epoch, plan.scheme)
