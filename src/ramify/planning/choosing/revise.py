@@ -1,22 +1,19 @@
 """Subscriptions come and go, re-plans are weighed: section VI of Majumder et al. (2009), on plans alone.
 
-Owns the next revision of a plan when one subscription is added or deleted (`tables.py` says which rows
-of broker tables change with it), and the threshold rule for installing a re-plan. Nothing here talks to
-a broker.
+Owns the next revision of a plan when one subscription is added or deleted, and the threshold rule for
+installing a re-plan. Nothing here talks to a broker.
 
 Problem    Keep a plan serving everyone while subscriptions change, without planning again each time.
 Idea       A new subscription joins the group whose cost it raises least on the present sample, on the tree
            that the group has. Now and then a fresh plan is made, and installed when the share of the cost
            that it saves exceeds a threshold.
 Guarantee  The increase is exact on the demand, at the price of each direction; the group is a true minimum.
-           Applying the changes of tables to the old tables gives the new plan's, at every broker.
-Cost       O(groups * (n log n + what the matched patterns match)) to choose, O(n) rows per channel joined.
+Cost       O(groups * (n log n + what the matched patterns match)) to choose.
 Departures Ties, which are the rule where the sample has nothing for the newcomer: the largest overlap of
            filters (values that both ask for; where no group shares any, members that overlap), then the
            least mean price of the way from the publishers, then the lowest channel. A class whose last
            member goes keeps its number and its place, out of all tables, so that whoever asks the same
-           again at the same broker finds it there. Re-plans keep the numbers too; when the vacant have
-           become many, collapse the subscriptions anew and replace tables whole.
+           again at the same broker finds it there. Re-plans keep the numbers too.
 
 A coordinator keeps plan and sample in step. `matched` says which patterns of its sample the newcomer
 matches: it has the events, this module does not. Events of one pattern may differ in that, so it tallies
@@ -25,16 +22,14 @@ them with the newcomer's filter as a tag, which keeps them apart.
     demand = tally(sample, plan.classes, overlay, attachments, tags=[subscription.parse(schema)])
     matched = demand.tags != 0
     change = add_subscription(plan, subscription, demand, matched)
-    plan, demand = change.plan, change.follow(demand, matched)   # and send change.tables
+    plan, demand = change.plan, change.follow(demand, matched)
     change = delete_subscription(plan, id_)
-    plan, demand = change.plan, change.follow(demand)            # and send change.tables
-    if replan(plan, fresh, demand, threshold).install:           # fresh: planned with plan.classes
-        send(table_changes(plan, fresh))
+    plan, demand = change.plan, change.follow(demand)
+    replan(plan, fresh, demand, threshold).install               # fresh: planned with plan.classes
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import isfinite
 
 import numpy as np
@@ -69,13 +64,11 @@ from ramify.planning.plans.plan import (
     Serves,
     Stamped,
 )
-from ramify.planning.plans.tables import BrokerChange, require_same_classes, table_changes
 from ramify.planning.pricing.bound import GB
 from ramify.planning.pricing.price import price
 from ramify.planning.schemes.semcast.membership import joined as semcast_joined
 from ramify.planning.schemes.semcast.membership import late_in_class
 from ramify.planning.schemes.semcast.membership import left as semcast_left
-from ramify.planning.schemes.semcast.messages import tree_messages
 
 __all__ = [
     "ReplanDecision",
@@ -122,19 +115,6 @@ class Revision:
     increase: float | None = None
     growth: Growth = NO_GROWTH
     late: LateSubscription | None = None
-
-    @cached_property
-    def tables(self) -> Mapping[int, BrokerChange]:
-        """Broker index -> what changes there; brokers where nothing does are not in it.
-
-        Computed when asked for: it lays both plans out.
-        """
-        return table_changes(self.before, self.plan)
-
-    @cached_property
-    def messages(self) -> Mapping[str, int]:
-        """Kind -> how many joins and leaves SemCast's brokers send each other. Computed when asked for."""
-        return tree_messages(self.before, self.plan) if self.growth.grown or self.growth.pruned else {}
 
     def follow(self, demand: Demand, matched: Bools | None = None) -> Demand:
         """The demand in step with the plan: the class is matched while it has a member."""
@@ -249,7 +229,7 @@ def replan(old: Plan, new: Plan, demand: Demand, threshold: float) -> ReplanDeci
     """
     if not (isfinite(threshold) and threshold >= 0):
         raise InputError(f"threshold = {threshold!r}. Allowed: a share of the cost, 0 or more.")
-    require_same_classes(old.classes, new.classes)
+    _require_same_numbers(old.classes, new.classes)
     before, after = price(old, demand), price(new, demand)
     if after.undelivered:
         raise PlanError(
@@ -258,6 +238,18 @@ def replan(old: Plan, new: Plan, demand: Demand, threshold: float) -> ReplanDeci
         )
     saving = (before.cost - after.cost) / before.cost if before.cost > 0 else 0.0
     return ReplanDecision(saving > threshold, before.cost, after.cost, saving)
+
+
+def _require_same_numbers(old: Classes, new: Classes) -> None:
+    """`PlanError` unless both number the classes that they share alike."""
+    common = min(len(old), len(new))
+    same = np.array_equal(old.broker[:common], new.broker[:common])
+    theirs = new.class_of
+    if not same or any(theirs.get(id_, k) != k for id_, k in old.class_of.items()):
+        raise PlanError(
+            "the two plans cannot be compared class by class:",
+            ["they number classes differently. Plan both with the same classes"],
+        )
 
 
 def _carrying(plan: Plan, k: int) -> tuple[int, ...]:

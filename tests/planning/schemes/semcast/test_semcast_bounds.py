@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_semcast_membership import require_leaves_are_gateways, require_right
 
+from join_messages import replayed, tree_messages
 from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, PlanError
 from ramify.network.graphs.distances import all_pairs
@@ -30,7 +31,6 @@ from ramify.planning.plans.problem import Problem
 from ramify.planning.pricing.price import price
 from ramify.planning.schemes.catalog import make_plan
 from ramify.planning.schemes.semcast.membership import joined
-from ramify.planning.schemes.semcast.messages import replayed, tree_messages
 from ramify.planning.schemes.semcast.schemes import SemcastParams
 from worlds import FILTERS, SCHEMA, World, overlays, plans, worlds
 
@@ -323,9 +323,6 @@ def test_changes_keep_every_bound_and_leave_nobody_out(
         require_leaves_are_gateways(plan)
         require_nobody_later(before, plan)
         require_messages_make_it(before, plan, number)
-        assert dict(change.messages) == (
-            tree_messages(before, plan) if change.growth.grown or change.growth.pruned else {}
-        )
     if spec == PLAIN:
         live = {row.id for members in plan.classes.members for row in members}
         worst = slowest(plan)

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from join_protocol import JoinNetwork
 from ramify.errors import InputError
 from ramify.network.graphs.overlay import Link, Overlay
 from ramify.network.trees.steiner import Steiner
 from ramify.network.trees.trees import Tree
 from ramify.planning.plans.legs import latencies
-from ramify.planning.schemes.semcast.join_protocol import JoinNetwork
 from ramify.planning.schemes.semcast.trees import GrowingTree, TreeWays
 from worlds import overlays
 

@@ -12,10 +12,10 @@ from collections import Counter
 
 import numpy as np
 
+from join_protocol import JoinNetwork
 from ramify.planning.plans.lateness import bounds_latency, leg_ms
 from ramify.planning.plans.legs import latencies, slowest_but
 from ramify.planning.plans.plan import Channel, Plan
-from ramify.planning.schemes.semcast.join_protocol import JoinNetwork
 from ramify.planning.schemes.semcast.membership import growing_tree, ways_for
 
 __all__ = ["replayed", "tree_messages"]
