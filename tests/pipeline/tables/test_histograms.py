@@ -7,16 +7,15 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from demands import Row, demand_frame, random_rows, sorted_rows
+from demands import sorted_rows
 from ramify.content.events.events import AttributeType, Event, EventSchema, events_to_batch
 from ramify.content.filters.space import Axis, Grid
 from ramify.content.filters.sql import parse_sql
 from ramify.errors import InputError
 from ramify.pipeline.passes.sources import FrameSource
-from ramify.pipeline.passes.table_files import CELL_DEMAND, GENERATING, HISTOGRAMS
+from ramify.pipeline.passes.table_files import GENERATING, HISTOGRAMS
 from ramify.pipeline.tables import histograms as module
 from ramify.pipeline.tables.histograms import (
-    cell_demand,
     content_space,
     equal_depth_axis,
     generating,
@@ -96,17 +95,6 @@ def test_generating_histograms_equal_a_plain_loop_per_client(spark: SparkSession
     for partitions in (1, 7):
         found = generating(spark, source(spark, events, partitions), PRICE).toArrow().cast(GENERATING)
         assert sorted(sorted_rows(found), key=lambda row: (row[0] or "", row[1])) == wanted
-
-
-def test_matches_per_cell_come_from_the_demand(spark: SparkSession) -> None:
-    rows = random_rows(34, 60, 6)
-    found = cell_demand(demand_frame(spark, rows)).toArrow().cast(CELL_DEMAND)
-    wanted = []
-    for cell in sorted({row.cell for row in rows}):
-        mine: list[Row] = [row for row in rows if row.cell == cell]
-        matches = sum(row.count * len(row.classes) for row in mine)
-        wanted.append((cell, sum(r.count for r in mine), sum(r.bytes for r in mine), matches))
-    assert sorted_rows(found) == wanted
 
 
 def test_nothing_gives_nothing(spark: SparkSession) -> None:

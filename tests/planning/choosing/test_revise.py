@@ -1,4 +1,4 @@
-"""Subscriptions come and go: the cheapest group, tables that follow exactly, and the threshold rule."""
+"""Subscriptions come and go: the cheapest group, tables as before, and the threshold rule."""
 
 from dataclasses import dataclass, replace
 
@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker_tables import Row, broker_table
 from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, PlanError
 from ramify.network.graphs.overlay import Link, Overlay
 from ramify.network.trees.trees import Tree
 from ramify.overlay.routing.simulator import Simulator
-from ramify.planning.choosing.revise import Revision, add_subscription, delete_subscription, redo
+from ramify.planning.choosing.revise import add_subscription, delete_subscription, redo
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.demand.tally import tally
@@ -24,7 +25,6 @@ from ramify.planning.plans.layout import layout_of
 from ramify.planning.plans.plan import Cells, Everything, Plan, Pruning, Serves
 from ramify.planning.plans.problem import Problem
 from ramify.planning.plans.state import routing_state
-from ramify.planning.plans.tables import Row, broker_table, table_changes
 from ramify.planning.pricing.price import price
 from ramify.planning.schemes.catalog import make_plan
 from ramify.planning.schemes.scheme import channel, put_together
@@ -94,19 +94,6 @@ def tables(plan: Plan) -> list[frozenset[Row]]:
     return [broker_table(plan, broker) for broker in range(len(plan.overlay))]
 
 
-def assert_law(old: Plan, change: Revision) -> None:
-    before, after = tables(old), tables(change.plan)
-    for broker in range(len(old.overlay)):
-        told = change.tables.get(broker)
-        assert (before[broker] if told is None else told.apply(before[broker])) == after[broker]
-        assert (told is None) == (before[broker] == after[broker]), (
-            "exactly the brokers that change are told"
-        )
-        if told is not None:
-            assert not set(told.add) & before[broker]
-            assert set(told.remove) <= before[broker]
-
-
 # --------------------------------------------------------------------------------------------- adding
 
 
@@ -157,11 +144,9 @@ def test_the_chosen_group_is_the_cheapest_by_pricing_every_choice(case: Newcomer
 
 @FEW
 @given(newcomers())
-def test_tables_follow_an_addition_and_a_deletion_at_every_broker(case: Newcomer) -> None:
+def test_after_an_addition_and_a_deletion_every_table_is_as_before(case: Newcomer) -> None:
     added = add_subscription(case.plan, case.row, case.demand, case.matched)
-    assert_law(case.plan, added)
     deleted = delete_subscription(added.plan, case.row.id)
-    assert_law(added.plan, deleted)
     assert tables(deleted.plan) == tables(case.plan)
 
 
@@ -176,10 +161,8 @@ def test_deleting_and_adding_again_returns_to_equal_tables(case: Newcomer, data:
         [case.plan.classes.class_of[row.id] in demand[i] for i in range(len(demand))], dtype=bool
     )
     deleted = delete_subscription(case.plan, row.id)
-    assert_law(case.plan, deleted)
     less = deleted.follow(demand)
     again = add_subscription(deleted.plan, row, less, None)
-    assert_law(deleted.plan, again)
     assert tables(again.plan) == tables(case.plan)
     assert again.plan.classes.class_of == case.plan.classes.class_of
     assert price(again.plan, demand).cost == price(case.plan, demand).cost
@@ -211,7 +194,6 @@ def test_where_channels_serve_everybody_a_newcomer_joins_each(
     row = Subscription("new", "newcomer", broker, sql="x >= 1 AND topic = 'c'")
     change = add_subscription(plan, row, world.demand, None)
     assert change.channels == tuple(range(len(plan.channels)))
-    assert_law(plan, change)
     after = World(world.overlay, (*world.subscriptions, row), world.attachments, world.events)
     check(change.plan, after.problem)
     assert set(Simulator(change.plan).simulate_events([after.batch]).delivered) == after.wanted()
@@ -224,14 +206,6 @@ def test_where_channels_serve_everybody_a_newcomer_joins_each(
 def pairs(draw: st.DrawFn) -> tuple[Plan, Plan]:
     world = draw(worlds(6))
     return draw(plans(world)), draw(plans(world) | grouped(world))
-
-
-@FEW
-@given(pairs())
-def test_changes_of_tables_lead_from_any_plan_to_any_other(case: tuple[Plan, Plan]) -> None:
-    old, new = case
-    assert_law(old, Revision(old, new, 0))
-    assert table_changes(new, new) == {}
 
 
 @FEW
@@ -326,10 +300,10 @@ def test_then_the_tree_nearer_to_the_publishers_then_the_lowest_channel() -> Non
 def test_one_of_an_existing_class_changes_no_table() -> None:
     plan = square(LEFT, RIGHT, subscriptions=[A, B])
     change = add_subscription(plan, replace(A, id="again", client="else"), Demand.of([]))
-    assert change.tables == {}
+    assert tables(change.plan) == tables(plan)
     assert (change.class_id, change.channels) == (0, ())
     assert [row.id for row in change.plan.classes.members[0]] == ["s0", "again"]
-    assert delete_subscription(change.plan, "s0").tables == {}
+    assert tables(delete_subscription(change.plan, "s0").plan) == tables(plan)
 
 
 def test_a_change_keeps_the_demand_in_step() -> None:

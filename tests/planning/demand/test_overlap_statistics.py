@@ -14,7 +14,7 @@ from ramify.network.graphs.distances import all_pairs
 from ramify.network.graphs.generators import line
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
-from ramify.planning.demand.overlap import Overlap, Profiles, SelectivityWindow, Statistics
+from ramify.planning.demand.overlap import Overlap, Profiles, Statistics
 from ramify.planning.plans.files import encode_plan
 from ramify.planning.plans.problem import Problem
 from ramify.planning.schemes.catalog import make_plan
@@ -57,44 +57,6 @@ def test_overlap_is_shared_weight_over_that_of_the_column(
         assert sorted(columns.tolist()) == columns.tolist()
         for c, value in zip(columns.tolist(), values.tolist(), strict=True):
             assert (value == 1) == (messages[c] <= messages[r])  # to the last bit
-
-
-@given(data=st.data(), most=st.integers(1, 70), age=st.none() | st.floats(0.5, 20))
-def test_a_window_holds_the_latest_messages_and_decays_them(
-    data: st.DataObject, most: int, age: float | None
-) -> None:
-    window = SelectivityWindow(4, most_rows=most, most_age_s=age, half_life_s=2.0)
-    history: list[tuple[set[int], float]] = []
-    now = 0.0
-    for _ in range(data.draw(st.integers(0, 5))):
-        rows = data.draw(st.lists(st.sets(st.integers(0, 3)), max_size=60))
-        times = []
-        for row in rows:
-            now += data.draw(st.sampled_from([0.0, 0.5, 3.0]))
-            times.append(now)
-            history.append((row, now))
-        window.add(*compressed(rows), times)
-    kept = [(row, t) for row, t in history[-most:] if age is None or t >= now - age]
-    assert len(window) == len(kept)
-    later = now + 1
-    seen = window.statistics(later)
-    still = [(row, t) for row, t in history[-most:] if age is None or t >= later - age]
-    for p in range(4):
-        expected = sum(2 ** -((later - t) / 2.0) for row, t in still if p in row)
-        assert seen.rate[p] == pytest.approx(expected)
-
-
-def test_a_window_refuses_what_it_cannot_order() -> None:
-    window = SelectivityWindow(1, most_rows=3)
-    window.add([0, 0], [], [5.0])
-    with pytest.raises(InputError, match="back in time"):
-        window.add([0, 0], [], [4.0])
-    with pytest.raises(InputError, match="one each"):
-        window.add([0, 0, 0], [], [6.0])
-    with pytest.raises(InputError, match="half_life_s"):
-        SelectivityWindow(1, half_life_s=0)
-    with pytest.raises(InputError, match="at least one"):
-        SelectivityWindow(1, most_rows=0)
 
 
 def tables_of(demand: Demand, classes: int, *, least: float = 0.0) -> tuple[pa.Table, pa.Table]:
@@ -206,29 +168,6 @@ def test_rates_of_tables_decay_and_overlaps_do_not() -> None:
     whole = Overlap.of_tables(selectivity, overlap, profiles)
     assert whole.rate.tolist() == [14.0, 12.0]
     np.testing.assert_array_equal(found.dense(), whole.dense())
-
-
-@given(data=st.data(), most=st.integers(1, 70))
-def test_profiles_of_a_window_come_and_go(data: st.DataObject, most: int) -> None:
-    window = SelectivityWindow(0, most_rows=most)
-    history: list[set[int]] = []
-    for _ in range(data.draw(st.integers(1, 8))):
-        if data.draw(st.booleans()):
-            window.grow(window.profiles + data.draw(st.integers(0, 3)))
-        elif window.profiles:
-            gone = data.draw(st.integers(0, window.profiles - 1))
-            window.forget(gone)
-            history = [row - {gone} for row in history]
-        drawn = st.sets(st.integers(0, window.profiles - 1)) if window.profiles else st.just(set())
-        rows = data.draw(st.lists(drawn, max_size=30))
-        window.add(*compressed(rows), [0.0] * len(rows))
-        history += rows
-    seen = window.statistics()
-    assert len(seen) == window.profiles
-    assert seen.counts().tolist() == [sum(p in row for row in history[-most:]) for p in range(len(seen))]
-
-
-# ----------------------------------------------------------------------------------------- hierarchies
 
 
 def test_table_1_of_the_paper() -> None:

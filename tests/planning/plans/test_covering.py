@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from broker_tables import Row, broker_table
 from ramify.content.filters.filters import EVERYTHING, NOTHING_AT_ALL, Filter
 from ramify.content.filters.keywords import parse_keywords
 from ramify.content.filters.pattern import parse_pattern
@@ -25,7 +26,6 @@ from ramify.planning.plans.layout import layout_of
 from ramify.planning.plans.plan import Plan, Pruning
 from ramify.planning.plans.problem import Problem
 from ramify.planning.plans.state import routing_state
-from ramify.planning.plans.tables import Row, broker_table
 from ramify.planning.schemes.scheme import channel, put_together
 from worlds import GRID, SCHEMA, plans, worlds
 

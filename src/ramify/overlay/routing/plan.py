@@ -149,16 +149,6 @@ class RoutingPlan:
             at += 1
         return found
 
-    def repeating(self, broker: int) -> frozenset[int]:
-        """The classes of a broker that an event may be brought to more than once."""
-        t = self.layout.tables
-        here = t.host == broker
-        if (here[t.entry_class] & (t.entry_at != broker)).any():
-            return frozenset(np.flatnonzero(here).tolist())
-        pairs = np.unique(np.column_stack((t.entry_class, t.entry_channel)), axis=0)
-        often = np.bincount(pairs[:, 0], minlength=len(t.host)) > 1
-        return frozenset(np.flatnonzero(here & often).tolist())
-
     @cached_property
     def open_channels(self) -> list[int]:
         """The channels that admit events by something else than classes."""

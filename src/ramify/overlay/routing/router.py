@@ -10,15 +10,13 @@ the same frame gives the same answer. Two drivers run it: the simulator, and the
 Events with the same header, cell and classes go the same way, so decisions are kept and found again.
 
 Where several channels bring an event to the same class, it is handed over once. A driver that sees all of
-an event's way looks itself (by event id); `may_repeat` tells for which classes. A live broker would have
-to remember what it handed over, through crashes and however late a copy comes. It asks for `once`
-instead: every broker holds the whole plan, so it can tell which of the copies hands over, and no memory
-is needed.
+an event's way looks itself (by event id). A live broker would have to remember what it handed over, through
+crashes and however late a copy comes. It asks for `once` instead: every broker holds the whole plan, so it
+can tell which of the copies hands over, and no memory is needed.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -110,14 +108,6 @@ class Router:
         self._kept: _Kept[Header | None, RouteDecision] = _Kept()
         self._owned: _Kept[Header, tuple[int, ...]] = _Kept()
         self._carried_trees: dict[tuple[int, ...], bytes] = {}
-
-    @cached_property
-    def may_repeat(self) -> frozenset[int]:
-        """The classes of this broker that an event may be brought to more than once.
-
-        By two channels that serve them; or by a notification, which is for all matching classes here.
-        """
-        return self._shared.repeating(self.broker)
 
     def route(self, frame: Frame, sender: int | None, *, once: bool = False) -> RoutedFrame:
         """Where the events of a frame go. `sender` is the neighbour it came from, None for a client.

@@ -40,8 +40,7 @@ class SimulationResult:
     """What happened. Arrays are per link and direction, as in `Price`.
 
     `delivered` counts (event id, subscription id) pairs; `repeats` are hand-overs to a class that had the
-    event already, which the driver held back, and `repeated` those classes. `class_ms` is when each (event
-    id, class) got it.
+    event already, which the driver held back. `class_ms` is when each (event id, class) got it.
     """
 
     messages: npt.NDArray[np.int64]
@@ -54,7 +53,6 @@ class SimulationResult:
     visits: int = 0
     waste: int = 0
     repeats: int = 0
-    repeated: set[int] = field(default_factory=set)
     delivered: Counter[tuple[str, str]] = field(default_factory=Counter)
     class_ms: dict[tuple[str, int], float] = field(default_factory=dict)
 
@@ -210,7 +208,6 @@ class _Visit:
         for k in classes:
             if k in self._handed:
                 done.repeats += self._count
-                done.repeated.add(k)
                 continue
             self._handed.add(k)
             done.class_ms[self._event, k] = now

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 __all__ = [
-    "CELL_DEMAND",
     "CLASS_SUMS",
     "CONTENT_SPACE",
     "DEMAND",
@@ -170,11 +169,6 @@ HISTOGRAMS = table_schema(
     {"grid": pa.int32(), "cell": pa.int32(), "events": pa.int64(), "bytes": pa.int64()}
 )
 """Per grid (its position) and cell: events and bytes. Cells without events have no row."""
-
-CELL_DEMAND = table_schema(
-    {"cell": pa.int32(), "events": pa.int64(), "bytes": pa.int64(), "matches": pa.int64()}
-)
-"""Per cell of a demand: events, bytes, and (event, class) pairs that match."""
 
 CONTENT_SPACE = table_schema(
     {

@@ -38,7 +38,6 @@ from ramify.pipeline.passes.table_files import (
 
 __all__ = [
     "KYRA_ALPHA",
-    "cell_demand",
     "content_space",
     "equal_depth_axis",
     "generating",
@@ -96,14 +95,6 @@ def generating(spark: SparkSession, source: Source, grid: Grid) -> DataFrame:
     )
 
 
-def cell_demand(demand: DataFrame) -> DataFrame:
-    """What a demand that was made with a grid holds per cell, in the columns of `CELL_DEMAND`."""
-    matches = sf.col("count") * sf.size("classes").cast("bigint")
-    return demand.groupBy("cell").agg(
-        sf.sum("count").alias("events"), sf.sum("bytes").alias("bytes"), sf.sum(matches).alias("matches")
-    )
-
-
 def popularity(filters: Iterable[Filter], grid: Grid) -> Ints:
     """How many of the filters touch each cell of the grid: may accept an event there. On the driver."""
     touched = np.zeros(grid.size, dtype=np.int64)
@@ -117,9 +108,9 @@ def content_space(
 ) -> pa.Table:
     """Popularity, volume, weight and load of every cell of a grid, in the columns of `CONTENT_SPACE`.
 
-    `counts` has the columns cell, events, bytes: rows of one grid of `histograms`, or of `cell_demand`,
-    read back. Popularity and volume are shares of all subscriptions and events; the weight of a cell is
-    the mean size of its events over that of all (1 where it has none), and load is Kyra's.
+    `counts` has the columns cell, events, bytes: rows of one grid of `histograms`, read back. Popularity
+    and volume are shares of all subscriptions and events; the weight of a cell is the mean size of its
+    events over that of all (1 where it has none), and load is Kyra's.
     """
     cell = np.asarray(counts.column("cell")).astype(np.int64)
     events, size = np.zeros(grid.size, np.int64), np.zeros(grid.size, np.int64)

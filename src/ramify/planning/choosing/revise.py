@@ -1,21 +1,19 @@
 """Subscriptions come and go: section VI of Majumder et al. (2009), on plans alone.
 
-Owns the next revision of a plan when one subscription is added or deleted (`tables.py` says which rows
-of broker tables change with it). When a re-plan is installed is in `weigh`. Nothing here talks to a broker.
+Owns the next revision of a plan when one subscription is added or deleted. When a re-plan is installed is
+in `weigh`. Nothing here talks to a broker.
 
 Problem    Keep a plan serving everyone while subscriptions change, without planning again each time.
 Idea       A new subscription joins the group whose cost it raises least on the present sample, on the tree
            that the group has. Now and then a fresh plan is made, and installed when the share of the cost
            that it saves exceeds a threshold.
 Guarantee  The increase is exact on the demand, at the price of each direction; the group is a true minimum.
-           Applying the changes of tables to the old tables gives the new plan's, at every broker.
-Cost       O(groups * (n log n + what the matched patterns match)) to choose, O(n) rows per channel joined.
+Cost       O(groups * (n log n + what the matched patterns match)) to choose.
 Departures Ties, which are the rule where the sample has nothing for the newcomer: the largest overlap of
            filters (values that both ask for; where no group shares any, members that overlap), then the
            least mean price of the way from the publishers, then the lowest channel. A class whose last
            member goes keeps its number and its place, out of all tables, so that whoever asks the same
-           again at the same broker finds it there. Re-plans keep the numbers too; when the vacant have
-           become many, collapse the subscriptions anew and replace tables whole.
+           again at the same broker finds it there. Re-plans keep the numbers too.
 
 A coordinator keeps plan and sample in step. `matched` says which patterns of its sample the newcomer
 matches: it has the events, this module does not. Events of one pattern may differ in that, so it tallies
@@ -24,9 +22,9 @@ them with the newcomer's filter as a tag, which keeps them apart.
     demand = tally(sample, plan.classes, overlay, attachments, tags=[subscription.parse(schema)])
     matched = demand.tags != 0
     change = add_subscription(plan, subscription, demand, matched)
-    plan, demand = change.plan, change.follow(demand, matched)   # and send change.tables
+    plan, demand = change.plan, change.follow(demand, matched)
     change = delete_subscription(plan, id_)
-    plan, demand = change.plan, change.follow(demand)            # and send change.tables
+    plan, demand = change.plan, change.follow(demand)
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,7 +59,6 @@ from ramify.planning.plans.plan import (
     Serves,
     Stamped,
 )
-from ramify.planning.plans.tables import BrokerChange, table_changes
 from ramify.planning.pricing.bound import GB
 from ramify.planning.schemes.catalog import hooks_of
 
@@ -107,14 +104,6 @@ class Revision:
     increase: float | None = None
     growth: Growth = NO_GROWTH
     late: LateSubscription | None = None
-
-    @cached_property
-    def tables(self) -> Mapping[int, BrokerChange]:
-        """Broker index -> what changes there; brokers where nothing does are not in it.
-
-        Computed when asked for: it lays both plans out.
-        """
-        return table_changes(self.before, self.plan)
 
     @cached_property
     def messages(self) -> Mapping[str, int]:

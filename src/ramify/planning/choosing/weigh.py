@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from ramify.errors import InputError, RamifyError
+from ramify.errors import InputError, PlanError, RamifyError
+from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.check import check
 from ramify.planning.plans.lateness import LateSubscription, TooLateError, late_subscriptions
 from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
-from ramify.planning.plans.tables import require_same_classes
 from ramify.planning.pricing.bound import Yardstick
 from ramify.planning.pricing.price import MONTH_SECONDS, Price, Volume, price
 from ramify.planning.pricing.rules import Rules, broken
@@ -228,7 +228,7 @@ def weigh(
     names = list(SCHEMES) if specs is None else list(specs)
     asked = {with_budget(name, seconds): name for name in names}
     if incumbent is not None:
-        require_same_classes(incumbent.classes, problem.classes)
+        _require_same_classes(incumbent.classes, problem.classes)
     demands = [problem.demand, validation, *([] if test is None else [test])]
     overlay, classes, access = problem.overlay, problem.classes, problem.access
     yardsticks = [Yardstick(overlay, classes, demand, access=access) for demand in demands]
@@ -349,3 +349,15 @@ def _within(progress: Progress, done: int, of: int, name: str) -> Progress:
         progress((done + share) / of, f"{name}: {what}")
 
     return shown
+
+
+def _require_same_classes(old: Classes, new: Classes) -> None:
+    """`PlanError` unless both number the classes that they share alike."""
+    common = min(len(old), len(new))
+    same = np.array_equal(old.broker[:common], new.broker[:common])
+    theirs = new.class_of
+    if not same or any(theirs.get(id_, k) != k for id_, k in old.class_of.items()):
+        raise PlanError(
+            "the two plans cannot be compared class by class:",
+            ["they number classes differently. Plan both with the same classes"],
+        )

@@ -1,4 +1,4 @@
-"""What was seen of profiles: a decayed window of sampled messages, rates, and who overlaps whom.
+"""What was seen of profiles: which messages each matched, rates, and who overlaps whom.
 
 Owns SemCast's selectivity matrix and overlap matrix. A profile is a distinct filter, whatever the brokers
 that ask for it. A message is a sampled event, or a pattern of a demand, with a weight.
@@ -31,11 +31,10 @@ from ramify.planning.demand.overlap_kernels import (
     fill_overlap,
     overlap_counts,
     set_bits,
-    set_slots,
     weigh_rows,
 )
 
-__all__ = ["Overlap", "Profiles", "SelectivityWindow", "Statistics"]
+__all__ = ["Overlap", "Profiles", "Statistics"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
@@ -270,7 +269,7 @@ class Statistics:
         )
 
     def lists(self) -> tuple[Ints, Ints]:
-        """The profiles of each message as linked lists: see `kernels.enlist`."""
+        """The profiles of each message as linked lists: see `overlap_kernels.enlist`."""
         head = np.full(len(self.weight), -1, dtype=np.int32)
         entry = np.empty((int(self.counts().sum()), 2), dtype=np.int32)
         used = 0
@@ -284,96 +283,3 @@ def _padded(weight: npt.ArrayLike) -> Floats:
     padded = np.zeros(64 * ((len(given) + 63) // 64))
     padded[: len(given)] = given
     return padded
-
-
-class SelectivityWindow:
-    """A sliding window over sampled messages: who matched each, the latest count most.
-
-    Profiles come and go: `grow` makes room for more, `forget` has one begin anew. Holds at most `most_rows`
-    messages, none older than `most_age_s` when asked. A message of age t counts 2^-(t / half_life_s), or 1
-    without a half-life. A bit per (profile, row); adding a batch takes O(matches + profiles * words
-    touched).
-    """
-
-    def __init__(
-        self,
-        profiles: int,
-        *,
-        most_rows: int = 10_000,
-        most_age_s: float | None = None,
-        half_life_s: float | None = None,
-    ) -> None:
-        if most_rows < 1:
-            raise InputError(f"a window of {most_rows} messages. Keep at least one.")
-        for name, value in (("most_age_s", most_age_s), ("half_life_s", half_life_s)):
-            if value is not None and not value > 0:
-                raise InputError(f"{name} = {value}. Allowed: more than 0, or none.")
-        self._rows, self._age, self._half_life = most_rows, most_age_s, half_life_s
-        self.profiles = profiles
-        """How many profiles it tells apart."""
-        # may have room for more
-        self._bits = np.zeros((profiles, (most_rows + 63) // 64), dtype=np.uint64)
-        self._time = np.full(most_rows, -np.inf)
-        self._next = 0
-        self._latest = -np.inf
-
-    def __len__(self) -> int:
-        """How many messages it holds that are not too old."""
-        return int(self._held(self._latest).sum())
-
-    def grow(self, profiles: int) -> None:
-        """Tell so many profiles apart, if it does not yet; new ones have matched nothing."""
-        if profiles > len(self._bits):
-            room = np.zeros((max(profiles, 2 * len(self._bits)), self._bits.shape[1]), dtype=np.uint64)
-            room[: len(self._bits)] = self._bits
-            self._bits = room
-        self.profiles = max(self.profiles, profiles)
-
-    def forget(self, profile: int) -> None:
-        """Forget what a profile matched: its number can be that of another."""
-        self._bits[profile] = 0
-
-    def add(self, start: npt.ArrayLike, member: npt.ArrayLike, times_s: npt.ArrayLike) -> None:
-        """Messages in the order they came: message m matched `member[start[m]:start[m + 1]]`.
-
-        Raises `InputError` for times that go back: the order of arrival says what is pushed out.
-        """
-        rows, times = np.asarray(start, dtype=np.int64), np.asarray(times_s, dtype=np.float64)
-        if len(rows) != len(times) + 1:
-            raise InputError(f"{len(rows) - 1} messages with {len(times)} times. Give one each.")
-        if not len(times):
-            return
-        if times[0] < self._latest or (np.diff(times) < 0).any():
-            raise InputError("sampled messages go back in time. Add them in the order they came.")
-        kept = slice(max(0, len(times) - self._rows), None)
-        rows, times = rows[kept], times[kept]
-        slots = (self._next + np.arange(len(times))) % self._rows
-        freed = np.zeros(self._bits.shape[1], dtype=np.uint64)
-        np.bitwise_or.at(freed, slots >> 6, np.uint64(1) << (slots & 63).astype(np.uint64))
-        touched = np.flatnonzero(freed)
-        self._bits[:, touched] &= ~freed[touched]
-        set_slots(rows, np.ascontiguousarray(member, dtype=np.int32), slots, self._bits)
-        self._time[slots] = times
-        self._next = int((self._next + len(times)) % self._rows)
-        self._latest = float(times[-1])
-
-    def _held(self, now: float) -> npt.NDArray[np.bool_]:
-        known: npt.NDArray[np.bool_] = np.isfinite(self._time)
-        if self._age is not None:
-            known &= self._time >= now - self._age
-        return known
-
-    def statistics(self, now_s: float | None = None) -> Statistics:
-        """What the window says now: at the time of its latest message unless told."""
-        now = self._latest if now_s is None else now_s
-        held = self._held(now)
-        slots = np.flatnonzero(held)
-        slots = slots[np.argsort((slots - self._next) % self._rows, kind="stable")]  # oldest first
-        weight = np.ones(len(slots))
-        if self._half_life is not None:
-            weight = np.exp2(-np.maximum(now - self._time[slots], 0) / self._half_life)
-        bits = self._bits[: self.profiles]
-        every = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")[:, slots]
-        message, profile = np.nonzero(every.T)
-        start = np.searchsorted(message, np.arange(len(slots) + 1))
-        return Statistics.of_rows(self.profiles, start, profile, weight)

@@ -16,7 +16,6 @@ __all__ = [
     "ones",
     "overlap_counts",
     "set_bits",
-    "set_slots",
     "shared_weight",
     "weigh_rows",
 ]
@@ -32,15 +31,6 @@ def set_bits(start: Ints, member: SmallInts, bits: Hashes) -> None:
     """Message m matched the profiles `member[start[m]:start[m + 1]]`: set bit m in each one's row."""
     for m in range(len(start) - 1):
         word, bit = m >> 6, ONE << np.uint64(m & 63)
-        for at in range(start[m], start[m + 1]):
-            bits[member[at], word] |= bit
-
-
-@compiled
-def set_slots(start: Ints, member: SmallInts, slot: Ints, bits: Hashes) -> None:
-    """The same where message m is bit `slot[m]`."""
-    for m in range(len(start) - 1):
-        word, bit = slot[m] >> 6, ONE << np.uint64(slot[m] & 63)
         for at in range(start[m], start[m + 1]):
             bits[member[at], word] |= bit
 

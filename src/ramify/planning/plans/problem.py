@@ -139,11 +139,6 @@ class Problem:
         recent = self.demand.recent
         return self.demand.weight if recent is None else recent[0] + recent[1]
 
-    def can_match(self, publisher: int, k: int) -> bool:
-        """Whether an event that enters at a broker may match class k, by what is advertised there."""
-        said = self.advertisements.get(publisher)
-        return said is None or any(filter_.overlaps(self.classes.filters[k]) for filter_ in said)
-
 
 def _brokers(publishers: Iterable[str], attached: Mapping[str, str], overlay: Overlay) -> list[int]:
     found = []

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["imbalance", "split_line", "zones_of"]
+__all__ = ["split_line", "zones_of"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
@@ -112,13 +112,6 @@ def _cut_further(prefix: Floats, ends: list[int], parts: int) -> list[int]:
         heavier = np.maximum(inner - prefix[first], prefix[last] - inner)
         ends.insert(k + 1, first + 1 + int(heavier.argmin()))
     return ends
-
-
-def imbalance(load: Floats, labels: Ints, parts: int) -> float:
-    """The heaviest zone over the mean zone: 1 is even. 1 where there is no load."""
-    per_zone = np.bincount(labels, weights=load, minlength=parts)
-    mean = float(per_zone.sum()) / parts
-    return float(per_zone.max()) / mean if mean else 1.0
 
 
 # ------------------------------------------------------------------------------------------ k-d split

@@ -12,12 +12,7 @@ from itertools import pairwise
 
 from ramify.planning.plans.plan import Path
 
-__all__ = ["fingers", "ring_steps", "without_loops"]
-
-
-def fingers(place: int, count: int) -> list[int]:
-    """The places that the broker at a place knows in a ring of `count`."""
-    return [(place + (1 << j)) % count for j in range((count - 1).bit_length())]
+__all__ = ["ring_steps", "without_loops"]
 
 
 def ring_steps(u: int, v: int, members: Sequence[int]) -> list[int]:
