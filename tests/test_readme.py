@@ -21,9 +21,12 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_python_example_runs() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
+def test_the_python_examples_run(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "assert" in code
+    monkeypatch.chdir(ROOT)
+    (ROOT / "build").mkdir(exist_ok=True)
     exec(compile(code, "README.md", "exec"), {})
 
 

@@ -32,7 +32,7 @@ from ramify.content.matching.matcher import Matcher
 from ramify.network.graphs.distances import figures
 from ramify.network.graphs.files import write_overlay
 from ramify.network.graphs.specs import SPECS, overlay_from
-from ramify.planning.schemes.catalog import SCHEMES
+from ramify.planning.schemes.catalog import all_schemes
 from ramify.workloads.catalog import WORKLOADS, workload_from
 
 __all__: list[str] = []
@@ -126,7 +126,7 @@ def list_() -> None:
         table.add_row(name, model.summary)
     out.print(table)
     table = Table("scheme", "what it is")
-    for name, scheme in SCHEMES.items():
+    for name, scheme in all_schemes().items():
         table.add_row(name, scheme.summary)
     table.add_row("auto", "all of them; the cheapest that keeps every rule is chosen")
     out.print(table)

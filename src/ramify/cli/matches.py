@@ -1,6 +1,6 @@
 """The command `matches`: what brokers would tell each other to make matches over a plan's trees."""
 
-import json
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,14 +8,7 @@ import typer
 
 from ramify.cli.app import app
 from ramify.cli.console import SOME_BAD_ROWS, err, friendly, say
-from ramify.content.filters.subscriptions import Subscription, read_subscriptions
-from ramify.errors import InputError
-from ramify.overlay.matchmaking.marking import Marking, mark
-from ramify.overlay.matchmaking.over_plan import MatchResult, match_plan
-from ramify.planning.plans.files import read_plan
-from ramify.planning.plans.plan import Plan
-from ramify.workloads.catalog import workload_from
-from ramify.workloads.workload import AdvertisementRow
+from ramify.studies.matches import make_matches
 
 __all__: list[str] = []
 
@@ -42,57 +35,17 @@ def matches(
 
     The protocol of brokers that run with `ramify up --matchmaking` is simulated until all is quiet.
     """
-    plan = read_plan(plan_file)
-    said, bad = _advertised(plan, advertisements, workload, seed)
-    best = mark(plan, said)[1]
-    found = _summary(plan, said, match_plan(plan, said, seed), best)
-    if as_json:
-        print(json.dumps(found))
-    else:
-        _show(found)
-    if bad:
-        raise typer.Exit(SOME_BAD_ROWS)
-
-
-def _advertised(
-    plan: Plan, file: Path | None, workload: str | None, seed: int
-) -> tuple[list[AdvertisementRow | Subscription], int]:
-    """The advertisements, and how many could not be used: those are named."""
-    if (file is None) == (workload is None):
-        raise InputError("give either --advertisements or --workload: who publishes what.")
-    if workload is not None:
-        made = workload_from(workload, plan.overlay, seed)
-        if not made.advertisements:
-            raise InputError(f"workload {workload} has no advertisements. Give a file, or use matchmaker.")
-        return list(made.advertisements), 0
-    assert file is not None
-    read = read_subscriptions(file, plan.classes.schema, plan.overlay.index)
-    for row in read.bad[:_BAD_SHOWN]:
+    found = make_matches(plan_file, advertisements=advertisements, workload=workload, seed=seed)
+    for row in found.rejected[:_BAD_SHOWN]:
         err.print(str(row), markup=False, highlight=False, soft_wrap=True)
-    if len(read.bad) > _BAD_SHOWN:
-        err.print(f"and {len(read.bad) - _BAD_SHOWN:,} more", highlight=False)
-    return list(read.good), len(read.bad)
-
-
-def _summary(
-    plan: Plan, said: list[AdvertisementRow | Subscription], matched: MatchResult, best: Marking
-) -> dict[str, Any]:
-    traffic = matched.traffic
-    return {
-        "scheme": plan.scheme,
-        "advertisements": len(said),
-        "subscriptions": sum(map(len, plan.classes.members)),
-        "matchmakings": len(matched.networks),
-        "pairs": len(matched.pairs),
-        "stored": matched.stored,
-        # channels that serve different subscriptions make matches apart: no marking of all is theirs
-        "least": best.cost if len(matched.networks) == 1 else None,
-        "advertisements_everywhere": best.loads.pub_everywhere,
-        "subscriptions_everywhere": best.loads.sub_everywhere,
-        "packets": traffic.packets,
-        "descriptors_sent": traffic.descriptors,
-        "items": dict(sorted(traffic.items.items())),
-    }
+    if len(found.rejected) > _BAD_SHOWN:
+        err.print(f"and {len(found.rejected) - _BAD_SHOWN:,} more", highlight=False)
+    if as_json:
+        print(dumps(found.figures()))
+    else:
+        _show(found.figures())
+    if found.rejected:
+        raise typer.Exit(SOME_BAD_ROWS)
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ from ramify.studies.inputs import (
     as_schema,
 )
 from ramify.studies.rejects import ROWS_SHOWN, RejectedRow, Rejects, several
-from ramify.studies.sessions import DEFAULT_SPARK, Spark, session_of
+from ramify.studies.sessions import DEFAULT_SPARK, Spark, on_this_machine, sees_local_files, session_of
 from ramify.studies.text_tables import html_lines
 from ramify.workloads.catalog import workload_from
 from ramify.workloads.workload import Workload
@@ -201,9 +201,10 @@ class Log:
         assert self._rejects is not None
         return self._rejects
 
-    def note(self, rejects: Rejects) -> None:
-        """Keep what a reading of the log could not use."""
-        self._rejects = rejects
+    def note(self, rejects: Rejects, *, events_alone: bool = False) -> None:
+        """Keep what a reading could not use; one of the events alone only if there is no other."""
+        if not events_alone or self._rejects is None:
+            self._rejects = rejects
 
     def open(self, session: Any) -> OpenLog:
         """Look at the files, and read the subscriptions with the types that their events have."""
@@ -346,9 +347,7 @@ class _EventObjects:
 
     def paths(self, session: Any) -> list[str]:
         if self._path is None:
-            from ramify.pipeline.session.local_files import lists_here
-
-            if not lists_here(session):
+            if not sees_local_files(session):
                 raise InputError(
                     "events in memory can be counted by a local Spark alone. Write them to a file that the "
                     "cluster can read, and give its path."
@@ -389,7 +388,7 @@ def _events(given: Any, spark: Spark) -> _EventFiles | _EventObjects:
 
 def _check_local(paths: Sequence[str], spark: Spark) -> None:
     """Refuse a path that is not there, without starting Spark to find out; what Spark must say is left."""
-    for path in paths if isinstance(spark, str) and spark.startswith(("local", "none")) else ():
+    for path in paths if on_this_machine(spark) else ():
         if "://" in path or path.startswith("file:"):
             continue
         if set(path) & set("*?["):

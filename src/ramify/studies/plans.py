@@ -74,11 +74,11 @@ def price(
             split=Split(keep=keep, seed=seed),
         ) as found,
     ):
-        log.note(opened.rejects(found.found))
-        priced = found.price
+        rejects, priced = opened.rejects(found.found), found.price
+        log.note(rejects, events_alone=True)
     if not priced.volume.events:
         raise InputError("the log has no event to price the plan on. Give another log.")
-    return LogPrice(made, priced, tuple(broken(priced, kept)), log.rejected)
+    return LogPrice(made, priced, tuple(broken(priced, kept)), rejects)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -171,11 +171,11 @@ def simulate(
             made.classes, made.overlay, opened.attachments, grid=made.grid, split=split
         )
         with reckoned(session, opened.source, made.classes.filters, counting) as found:
-            log.note(opened.rejects(found))
-            demand = found.windows().whole
+            rejects, demand = opened.rejects(found), found.windows().whole
+            log.note(rejects, events_alone=True)
     if not demand.events:
         raise InputError("the log has no event to simulate. Give another log.")
-    return LogSimulation(made, demand, Simulator(made).simulate_demand(demand), log.rejected)
+    return LogSimulation(made, demand, Simulator(made).simulate_demand(demand), rejects)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

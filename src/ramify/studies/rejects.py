@@ -163,7 +163,11 @@ class Rejects:
         bad, lost = self.subscriptions, self.misplaced
         parts = [
             f"{self.events:,} of {several(self.events_in, 'event')} in {several(self.files, 'file')}",
-            f"{len(bad):,} of {several(self.subscriptions_in, 'subscription')}",
+            *(
+                [f"{len(bad):,} of {several(self.subscriptions_in, 'subscription')}"]
+                if self.subscriptions_in
+                else []
+            ),
             *([several(len(lost), "attachment")] if lost else []),
         ]
         return f"not used: {', '.join(parts)}; the rest was"

@@ -7,12 +7,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-__all__ = ["DEFAULT_SPARK", "Spark", "session_of"]
+__all__ = ["DEFAULT_SPARK", "Spark", "on_this_machine", "sees_local_files", "session_of"]
 
 Spark: TypeAlias = Any
 """A URL such as `local[*]`, `spark://host:port` or `sc://host:port`, or a session of PySpark."""
 
 DEFAULT_SPARK = "local[*]"
+
+
+_HERE = ("local", "auto", "none")
+
+
+def on_this_machine(spark: Spark) -> bool:
+    """Whether a URL is plainly of this machine, so that its files can be looked for without starting it."""
+    return isinstance(spark, str) and spark.startswith(_HERE)
+
+
+def sees_local_files(session: Any) -> bool:
+    """Whether the tasks of a session open files of this machine."""
+    from ramify.pipeline.session.local_files import lists_here
+
+    return lists_here(session)
 
 
 @contextmanager

@@ -198,11 +198,11 @@ class LogStudy:
         >>> import ramify
         >>> log = ramify.read_log(workload="demo:events=400,subscriptions=20")
         >>> found = ramify.study(log).compare(["mst", "explicit"])
-        >>> found.to_frame()[["scheme", "channels", "gap"]].round(3)
-               scheme  channels    gap
-        0    explicit         1  1.000
-        1         mst         1  1.327
-        2  mirror-all        41  9.999
+        >>> found.to_frame()[["scheme", "channels", "gap"]].round(2)
+               scheme  channels     gap
+        0    explicit         1    1.00
+        1         mst         1    1.57
+        2  mirror-all        41  259.30
         """
         names = _names(schemes)
         with _as_spec(today) as spec:

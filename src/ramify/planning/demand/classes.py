@@ -38,6 +38,13 @@ class Classes:
     broker: npt.NDArray[np.int32]
     schema: Mapping[str, AttributeType]
 
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Classes)
+            and (self.spelled, self.members, self.schema) == (other.spelled, other.members, other.schema)
+            and np.array_equal(self.broker, other.broker)
+        )
+
     def __len__(self) -> int:
         """How many classes there are."""
         return len(self.broker)

@@ -26,7 +26,7 @@ is charged.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property
 from typing import TypeAlias
@@ -305,10 +305,25 @@ class Plan:
     attachments: Mapping[str, str] = field(default_factory=dict)
     paths: Mapping[tuple[int, int], Path] = field(default_factory=dict)
     grid: Grid | None = None
-    regions: tuple[Ints, ...] = ()
+    regions: tuple[Ints, ...] = field(default=(), compare=False)  # arrays: compared in __eq__
     rule: Weight = "price"
     settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     legs: Mapping[tuple[int, int], Path] = field(default_factory=dict)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both say the same, number by number; `diff` goes by names."""
+        if not isinstance(other, Plan):
+            return NotImplemented
+        mine, theirs = self.regions, other.regions
+        return (
+            all(
+                getattr(self, each.name) == getattr(other, each.name)
+                for each in fields(self)
+                if each.compare
+            )
+            and len(mine) == len(theirs)
+            and all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
+        )
 
     def __repr__(self) -> str:
         served = sum(map(len, self.classes.members))

@@ -16,16 +16,28 @@ from ramify.errors import InputError
 from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
-from ramify.planning.schemes import baselines, explicit, portfolio, today, zhao_wu
+from ramify.planning.schemes import baselines, explicit, outside, portfolio, today, zhao_wu
 from ramify.planning.schemes.kyra import fbr, mbr
 from ramify.planning.schemes.kyra import schemes as kyra
 from ramify.planning.schemes.kyra.drift import HOOKS as KYRA
 from ramify.planning.schemes.majumder import hybrid, mult, mult2, single
+from ramify.planning.schemes.outside import PlanFunction
 from ramify.planning.schemes.scheme import NO_HOOKS, Hooks, Progress, Scheme, silent
 from ramify.planning.schemes.semcast import schemes as semcast
 from ramify.planning.schemes.semcast.hooks import HOOKS as SEMCAST
 
-__all__ = ["MAIN", "SCHEMES", "drift", "hooks_of", "make_plan", "parameters", "scheme_from"]
+__all__ = [
+    "MAIN",
+    "SCHEMES",
+    "all_schemes",
+    "drift",
+    "hooks_of",
+    "make_plan",
+    "parameters",
+    "register_scheme",
+    "scheme_from",
+    "scheme_origin",
+]
 
 SCHEMES: dict[str, Scheme] = {
     "unicast": Scheme("a copy per destination broker, never merged", baselines.NoParams, baselines.unicast),
@@ -192,7 +204,7 @@ SCHEMES: dict[str, Scheme] = {
         hooks=SEMCAST,
     ),
 }
-"""Complete: there is no other way to add one. `auto` tries them in this order."""
+"""Those that are built in; `auto` tries them in this order. `register_scheme` adds others."""
 
 MAIN: Mapping[str, str] = {"hub": "site", "spt": "root", "spt-unpruned": "root", "portfolio": "trees"}
 """The parameter that `name=value` sets."""
@@ -209,9 +221,9 @@ def scheme_from(spec: str) -> tuple[str, Scheme, Any]:
         For an unknown name or parameter, with the choices; for a value that is not allowed, with what is.
     """
     name, given = _parted(spec)
-    if name not in SCHEMES:
-        raise InputError(f"unknown scheme {name!r}. Choose one of: {', '.join(SCHEMES)}.")
-    scheme = SCHEMES[name]
+    scheme = SCHEMES.get(name) or outside.find(name)
+    if scheme is None:
+        raise InputError(f"unknown scheme {name!r}. Choose one of: {', '.join(all_schemes())}.")
     kinds = get_type_hints(scheme.params)
     values: dict[str, Any] = dict(scheme.preset)
     for key, text in given:
@@ -222,6 +234,44 @@ def scheme_from(spec: str) -> tuple[str, Scheme, Any]:
     if values.get("tree") == "swap" and f"{name}-swap" in SCHEMES:  # the improved one is never taken for it
         raise InputError(f"scheme {name} does not swap links. The one that does is called {name}-swap.")
     return name, scheme, scheme.params(**values)
+
+
+def all_schemes() -> dict[str, Scheme]:
+    """Every scheme by name: those built in, then those from outside. Entry points are read, and loaded.
+
+    Raises
+    ------
+    InputError
+        When two schemes have one name, with where both come from, or one cannot be loaded.
+    """
+    return {**SCHEMES, **outside.found(SCHEMES)}
+
+
+def register_scheme(name: str, scheme: Scheme | PlanFunction) -> Scheme:
+    """Add a scheme under a name that specs can ask for, in this process.
+
+    `scheme` is a `Scheme`, or a function `plan(problem, params, rng, progress) -> Plan` without parameters
+    of its own; the first line of its docstring is its summary. Distributions add theirs with an entry point
+    of the group `ramify.schemes` instead. A function that is defined again replaces itself.
+
+    Raises
+    ------
+    InputError
+        For a name that specs cannot hold, or that another scheme has, with where both come from.
+
+    >>> import ramify
+    >>> from ramify.planning.schemes.baselines import mst
+    >>> ramify.register_scheme("my-tree", mst).summary
+    'A minimum spanning tree with filters at every hop. O(m log m).'
+    >>> "my-tree" in ramify.schemes()
+    True
+    """
+    return outside.register(name, scheme, SCHEMES)
+
+
+def scheme_origin(name: str) -> str:
+    """Where a scheme comes from: `built in`, a function, or a distribution."""
+    return outside.BUILT_IN if name in SCHEMES else outside.origin(name)
 
 
 def make_plan(spec: str, problem: Problem, seed: int = 0, progress: Progress = silent) -> Plan:
@@ -237,7 +287,7 @@ def make_plan(spec: str, problem: Problem, seed: int = 0, progress: Progress = s
 
 def hooks_of(plan: Plan) -> Hooks:
     """What the scheme that made a plan offers; nothing where no scheme has its name."""
-    scheme = SCHEMES.get(plan.scheme)
+    scheme = SCHEMES.get(plan.scheme) or outside.find(plan.scheme)
     return NO_HOOKS if scheme is None else scheme.hooks
 
 
