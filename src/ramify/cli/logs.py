@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ramify.pipeline.passes.files import Files
     from ramify.pipeline.passes.passes import PassResult, Totals
     from ramify.pipeline.passes.sources import Source
+    from ramify.pipeline.session.engine import Engine
 
 __all__ = [
     "AttachmentsOption",
@@ -47,6 +48,7 @@ __all__ = [
     "WorkloadOption",
     "check_local",
     "check_writable",
+    "engine_at",
     "generated_log",
     "log_files",
     "read_attachments",
@@ -67,7 +69,11 @@ SchemaOption = Annotated[
     Path | None, typer.Option(help="JSON object: attribute -> type; else it is inferred.")
 ]
 SparkOption = Annotated[
-    str, typer.Option(help="Where Spark runs: local[*], spark://host:port, sc://host:port, yarn, k8s://...")
+    str,
+    typer.Option(
+        help="Where Spark runs: auto joins `ramify spark start`'s or starts one, local[*] starts one, "
+        "spark://host:port, sc://host:port, yarn, k8s://...; none counts in this process."
+    ),
 ]
 KeepOption = Annotated[float, typer.Option(help="Share of the log to look at, by a hash of event ids.")]
 
@@ -89,15 +95,30 @@ class Log:
 
 
 @contextmanager
-def sparked(url: str, quiet: bool) -> Iterator["SparkSession"]:
-    """A Spark session, with a word on the terminal while it starts."""
-    from ramify.pipeline.session.session import spark_session
+def engine_at(url: str, quiet: bool) -> Iterator["Engine"]:
+    """What `--spark` names, with a word on the terminal while it starts, and one when it ran already."""
+    from ramify.pipeline.session.warm import opened
+
+    def joined(where: str) -> None:
+        err.print(f"joined the Spark that runs at {where}", markup=False, highlight=False, soft_wrap=True)
 
     shown = err.is_terminal and not quiet
-    with err.status("starting Spark") if shown else nullcontext() as status, spark_session(url) as spark:
+    with err.status("starting Spark") if shown else nullcontext() as status, opened(url, joined) as engine:
         if status is not None:
             status.update("reading events")
-        yield spark
+        yield engine
+
+
+@contextmanager
+def sparked(url: str, quiet: bool) -> Iterator["SparkSession"]:
+    """As `engine_at`, for work that only Spark does: `InputError` for none."""
+    from ramify.pipeline.session.engine import NONE, InProcess
+
+    if url == NONE:
+        raise InputError("--spark none only counts a log for a plan; this command's work is Spark's.")
+    with engine_at(url, quiet) as engine:
+        assert not isinstance(engine, InProcess), "none was refused"
+        yield engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +164,7 @@ class LogRequest:
         attached, misplaced = read_attachments(attachments, overlay)
         return cls(overlay, mapping, None, tuple(events), subscriptions, types, attached, misplaced)
 
-    def open(self, spark: "SparkSession") -> Log:
+    def open(self, spark: "Engine") -> Log:
         """Look at the files, and read the subscriptions with the types that their events have."""
         if self.workload is not None:
             return generated_log(self.workload, self.overlay)
@@ -181,7 +202,7 @@ def generated_log(made: Workload, overlay: Overlay) -> Log:
 
 
 def log_files(
-    spark: "SparkSession", events: Sequence[str], schema: EventSchema | None, mapping: FieldMapping
+    spark: "Engine", events: Sequence[str], schema: EventSchema | None, mapping: FieldMapping
 ) -> "Files":
     """Files of events."""
     from ramify.pipeline.passes.files import Files
@@ -201,7 +222,7 @@ def _asked_beyond(listed: Subscriptions, types: Mapping[str, Any]) -> dict[str, 
 
 def check_local(events: Sequence[str], url: str) -> None:
     """Refuse a path that is not there, without starting Spark to find out; what Spark must say is left."""
-    for path in events if url.startswith("local") else ():
+    for path in events if url.startswith(("local", "auto", "none")) else ():
         plain = "://" not in path and not path.startswith("file:") and not set(path) & set("*?[{")
         if plain and not Path(path).exists():
             raise InputError("there is no such file or directory", path=path)

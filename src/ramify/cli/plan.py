@@ -35,7 +35,7 @@ from ramify.cli.logs import (
     SubscriptionsOption,
     WorkloadOption,
     check_writable,
-    sparked,
+    engine_at,
 )
 from ramify.cli.measures import NAME_WIDTH, fitted, measure_table
 from ramify.content.events.flatten import TimeUnit
@@ -73,7 +73,7 @@ from ramify.planning.schemes.scheme import silent
 from ramify.planning.schemes.shared.grids import grid_for
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from ramify.pipeline.session.engine import Engine
 
 __all__: list[str] = []
 
@@ -130,7 +130,7 @@ def plan(
     publisher_field: PublisherField = "publisher",
     time_field: TimeField = "time",
     time_unit: TimeUnitOption = TimeUnit.NONE,
-    spark: SparkOption = "local[*]",
+    spark: SparkOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Price every way to route a log of events, and keep the cheapest plan."""
@@ -149,7 +149,7 @@ def plan(
     prices, room = _check_placement(place, access, capacity, today)
     _check_overlap(overlap, place, specs)
     decay_s = half_life_of(half_life)
-    with sparked(spark, as_json) as session, doing("reading the log"):
+    with engine_at(spark, as_json) as session, doing("reading the log"):
         log = request.open(session)
         grid = grid_of(specs, today, log.classes)
         if place is not None and grid is None:
@@ -208,16 +208,17 @@ def plan(
 
 
 def _counted(
-    spark: "SparkSession", log: Log, rules: Rules, counting: TallySettings, tables: str | None
+    spark: "Engine", log: Log, rules: Rules, counting: TallySettings, tables: str | None
 ) -> tuple[Windows, LogReport]:
     """The demands of a log, counted on Spark, and what became of its records."""
-    from ramify.pipeline.jobs import write_demand
     from ramify.pipeline.passes.passes import reckoned
 
     tags = rules.tags(log.classes.schema)
     check_tags(tags)
     with reckoned(spark, log.source, [*log.classes.filters, *tags], counting) as found:
         if tables is not None:
+            from ramify.pipeline.jobs import write_demand
+
             write_demand(found, log.classes, tables)
         return found.windows(), LogReport.of(found)
 
