@@ -56,6 +56,7 @@ __all__ = [
 ]
 
 _NAMES_IN_JSON = 100
+_BRIEF_BYTES = 32 << 20
 
 OverlayOption = Annotated[str, typer.Option(help="A file, or a name such as cloud-regions.")]
 WorkloadOption = Annotated[str | None, typer.Option(help="A built-in workload, such as demo.")]
@@ -95,15 +96,19 @@ class Log:
 
 
 @contextmanager
-def engine_at(url: str, quiet: bool) -> Iterator["Engine"]:
-    """What `--spark` names, with a word on the terminal while it starts, and one when it ran already."""
+def engine_at(url: str, quiet: bool, *, brief: bool = False) -> Iterator["Engine"]:
+    """What `--spark` names, with a word on the terminal while it starts, and one when it ran already.
+
+    `brief` says that the work is small: see `spark_session`.
+    """
     from ramify.pipeline.session.warm import opened
 
     def joined(where: str) -> None:
         err.print(f"joined the Spark that runs at {where}", markup=False, highlight=False, soft_wrap=True)
 
     shown = err.is_terminal and not quiet
-    with err.status("starting Spark") if shown else nullcontext() as status, opened(url, joined) as engine:
+    waiting = err.status("starting Spark") if shown else nullcontext()
+    with waiting as status, opened(url, joined, brief=brief) as engine:
         if status is not None:
             status.update("reading events")
         yield engine
@@ -163,6 +168,13 @@ class LogRequest:
         types = None if schema is None else _read_schema(schema)
         attached, misplaced = read_attachments(attachments, overlay)
         return cls(overlay, mapping, None, tuple(events), subscriptions, types, attached, misplaced)
+
+    @property
+    def brief(self) -> bool:
+        """Whether the log is plainly small: files of this machine with some megabytes together."""
+        paths = [Path(path) for path in self.events]
+        small = all(path.is_file() for path in paths)
+        return bool(paths) and small and sum(path.stat().st_size for path in paths) <= _BRIEF_BYTES
 
     def open(self, spark: "Engine") -> Log:
         """Look at the files, and read the subscriptions with the types that their events have."""

@@ -149,7 +149,7 @@ def plan(
     prices, room = _check_placement(place, access, capacity, today)
     _check_overlap(overlap, place, specs)
     decay_s = half_life_of(half_life)
-    with engine_at(spark, as_json) as session, doing("reading the log"):
+    with engine_at(spark, as_json, brief=request.brief) as session, doing("reading the log"):
         log = request.open(session)
         grid = grid_of(specs, today, log.classes)
         if place is not None and grid is None:

@@ -88,8 +88,11 @@ class WarmSpark:
 
 
 @contextmanager
-def opened(url: str, joined: Callable[[str], None] = lambda where: None) -> Iterator[Engine]:
-    """What a pass runs on, for the value of `--spark`. `joined` is told where a Spark ran already.
+def opened(
+    url: str, joined: Callable[[str], None] = lambda where: None, *, brief: bool = False
+) -> Iterator[Engine]:
+    """What a pass runs on, for the value of `--spark`. `joined` is told where a Spark ran already;
+    `brief`: see `spark_session`.
 
     Raises `SparkError` as `spark_session` does, and when the Spark that runs is of another version;
     `MissingExtraError` when pyspark is needed and not installed.
@@ -103,7 +106,7 @@ def opened(url: str, joined: Callable[[str], None] = lambda where: None) -> Iter
 
     running = found() if url == AUTO else None
     if running is None:
-        with spark_session("local[*]" if url == AUTO else url) as spark:
+        with spark_session("local[*]" if url == AUTO else url, brief=brief) as spark:
             yield spark
         return
     if running.mismatch is not None:
