@@ -144,7 +144,7 @@ def plan(*more: str) -> list[str]:
 
 
 def surroundings(scratch: Path) -> dict[str, str]:
-    """The environment of all commands: this tree's code, their own cache, a Java for the bare script."""
+    """The environment of all commands: this tree's code, a cache of their own, a Java."""
     from ramify.pipeline.session.java import find_java
 
     env = dict(os.environ) | {"PYTHONPATH": str(ROOT / "src"), "SPARK_LOCAL_IP": "127.0.0.1"}

@@ -16,6 +16,7 @@ from ramify.errors import InputError, RamifyError
 from ramify.network.graphs.overlay import Overlay
 from ramify.studies.logs import Log, read_log
 from ramify.studies.rejects import Rejects
+from ramify.studies.sessions import joins_told_to
 
 __all__ = [
     "AttachmentsOption",
@@ -44,7 +45,11 @@ SchemaOption = Annotated[
     Path | None, typer.Option(help="JSON object: attribute -> type; else it is inferred.")
 ]
 SparkOption = Annotated[
-    str, typer.Option(help="Where Spark runs: local[*], spark://host:port, sc://host:port, yarn, k8s://...")
+    str,
+    typer.Option(
+        help="Where Spark runs: auto joins `ramify spark start`'s or starts one, local[*] starts one, "
+        "spark://host:port, sc://host:port, yarn, k8s://...; none counts in this process."
+    ),
 ]
 KeepOption = Annotated[float, typer.Option(help="Share of the log to look at, by a hash of event ids.")]
 
@@ -92,12 +97,16 @@ def busy(log: Log, as_json: bool) -> Iterator[None]:
     """A word on the terminal while a log is read; what of it could not be used is told if that fails."""
     shown = err.is_terminal and not as_json
     try:
-        with err.status("reading events on Spark") if shown else nullcontext():
+        with err.status("reading events") if shown else nullcontext(), joins_told_to(_joined):
             yield
     except RamifyError:
         if log.is_read:
             tell(log.rejected, as_json)
         raise
+
+
+def _joined(where: str) -> None:
+    err.print(f"joined the Spark that runs at {where}", markup=False, highlight=False, soft_wrap=True)
 
 
 def tell_and_exit(rejects: Rejects, as_json: bool) -> None:

@@ -22,7 +22,6 @@ from ramify.cli.tls_options import TlsCa, TlsCert, TlsKey, tls_context
 from ramify.errors import InputError, LiveError, PlanError
 from ramify.network.graphs.overlay import Overlay
 from ramify.network.graphs.specs import overlay_from
-from ramify.planning.schemes.catalog import scheme_from
 
 if TYPE_CHECKING:
     from ramify.overlay.control.rules import OverlayRules
@@ -281,6 +280,8 @@ class _Asked:
 
     def told(self, epoch: int, head: "Plan", granted: str) -> str:
         """What became of it, for people. `head` is the plan that runs, `granted` the last wish that was."""
+        from ramify.planning.schemes.catalog import scheme_from
+
         runs = f"epoch {epoch}, plan {head.scheme}"
         if self.file is not None:
             if granted != self.wish:
@@ -519,6 +520,8 @@ def _write(path: Path, text: str) -> None:
 
 def check_schemes(first: str, others: str) -> None:
     """Raise `InputError` for a scheme that is none: now, and not when a plan is to be made with it."""
+    from ramify.planning.schemes.catalog import scheme_from
+
     for spec in (first, *others.split()):
         scheme_from(spec)
     if not others.split():

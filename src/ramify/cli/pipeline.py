@@ -58,7 +58,7 @@ def price(
     publisher_field: PublisherField = "publisher",
     time_field: TimeField = "time",
     time_unit: TimeUnitOption = TimeUnit.NONE,
-    spark: SparkOption = "local[*]",
+    spark: SparkOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Price a plan on a whole log of events, where the events are."""
@@ -101,7 +101,7 @@ def generate(
     files: Annotated[int | None, typer.Option(help="How many files of events.", min=1)] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace what is there.")] = False,
     seed: Annotated[int, typer.Option(help="Seed.", min=0)] = 1,
-    spark: SparkOption = "local[*]",
+    spark: SparkOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write the events of a built-in workload, with its subscriptions, attachments and overlay."""
@@ -145,7 +145,7 @@ def tables(
     publisher_field: PublisherField = "publisher",
     time_field: TimeField = "time",
     time_unit: TimeUnitOption = TimeUnit.NONE,
-    spark: SparkOption = "local[*]",
+    spark: SparkOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write what a log says: demand, selectivity, overlap, traffic, histograms, profile, quarantine."""

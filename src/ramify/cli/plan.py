@@ -95,7 +95,7 @@ def plan(
     publisher_field: PublisherField = "publisher",
     time_field: TimeField = "time",
     time_unit: TimeUnitOption = TimeUnit.NONE,
-    spark: SparkOption = "local[*]",
+    spark: SparkOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Price every way to route a log of events, and keep the cheapest plan."""

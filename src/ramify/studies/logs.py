@@ -38,7 +38,7 @@ from ramify.studies.inputs import (
     as_schema,
 )
 from ramify.studies.rejects import ROWS_SHOWN, RejectedRow, Rejects, several
-from ramify.studies.sessions import DEFAULT_SPARK, Spark, on_this_machine, sees_local_files, session_of
+from ramify.studies.sessions import DEFAULT_SPARK, Spark, engine_of, on_this_machine, sees_local_files
 from ramify.studies.text_tables import html_lines
 from ramify.workloads.catalog import workload_from
 from ramify.workloads.workload import Workload
@@ -55,6 +55,8 @@ AnySubscriptions: TypeAlias = AnyPath | Iterable[Mapping[str, Any] | Subscriptio
 """A file of JSON lines, or such objects."""
 
 _NONE_LISTED = Subscriptions((), (), ())
+_BRIEF_BYTES = 32 << 20
+_BRIEF_EVENTS = 100_000
 
 
 def read_log(
@@ -182,6 +184,11 @@ class Log:
         return self._events.workload if isinstance(self._events, _ModelEvents) else None
 
     @property
+    def is_brief(self) -> bool:
+        """Whether it is plainly small: files of this machine with some megabytes together, or objects."""
+        return not isinstance(self._events, _ModelEvents) and self._events.is_brief
+
+    @property
     def is_read(self) -> bool:
         """Whether its events have been read, so that `rejected` costs nothing."""
         return self._rejects is not None
@@ -193,7 +200,7 @@ class Log:
             from ramify.pipeline.passes.passes import reckoned
             from ramify.pipeline.session.failures import doing
 
-            with session_of(self.spark) as session, doing("reading the log"):
+            with engine_of(self.spark, brief=self.is_brief) as session, doing("reading the log"):
                 opened = self.open(session)
                 counting = TallySettings.of(opened.classes, self.overlay, opened.attachments, split=Split())
                 with reckoned(session, opened.source, opened.classes.filters, counting) as found:
@@ -333,6 +340,11 @@ class _EventFiles:
     def paths(self, _: Any) -> list[str]:
         return list(self.given)
 
+    @property
+    def is_brief(self) -> bool:
+        paths = [Path(path) for path in self.given]
+        return all(path.is_file() for path in paths) and _bytes(paths) <= _BRIEF_BYTES
+
     def __str__(self) -> str:
         first, *more = self.given
         return f"{first} and {len(more)} more" if more else first
@@ -344,6 +356,7 @@ class _EventObjects:
     def __init__(self, events: Any) -> None:
         self._events = events
         self._path: str | None = None
+        self.is_brief = len(events) <= _BRIEF_EVENTS
 
     def paths(self, session: Any) -> list[str]:
         if self._path is None:
@@ -371,6 +384,10 @@ class _EventObjects:
 
     def __str__(self) -> str:
         return several(len(self._events), "event") + " in memory"
+
+
+def _bytes(paths: Sequence[Path]) -> int:
+    return sum(path.stat().st_size for path in paths)
 
 
 def _events(given: Any, spark: Spark) -> _EventFiles | _EventObjects:

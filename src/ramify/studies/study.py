@@ -44,7 +44,7 @@ from ramify.studies.findings import Findings
 from ramify.studies.inputs import AnyPath, AnyPlan, AnyRules, as_rules
 from ramify.studies.logs import Log, OpenLog
 from ramify.studies.rejects import Rejects, several
-from ramify.studies.sessions import Spark, session_of
+from ramify.studies.sessions import Spark, engine_of
 from ramify.studies.text_tables import html_lines
 
 __all__ = ["LogStudy", "Schemes", "study"]
@@ -227,7 +227,7 @@ class LogStudy:
         from ramify.pipeline.session.failures import doing
 
         asked = self._settings
-        with session_of(asked.spark) as session, doing("reading the log"):
+        with engine_of(asked.spark, brief=self.log.is_brief) as session, doing("reading the log"):
             log = self.log.open(session)
             if not len(log.classes) and not log.listed.bad:
                 raise InputError("the log has no subscriptions to plan for. Give some to read_log.")
@@ -261,7 +261,6 @@ class LogStudy:
 
     def _windows(self, session: Any, log: OpenLog, grid: Grid | None, tables: str | None) -> Windows:
         """The demands of the log; what could not be used is noted with it."""
-        from ramify.pipeline.jobs import write_demand
         from ramify.pipeline.passes.passes import reckoned
 
         asked = self._settings
@@ -278,6 +277,8 @@ class LogStudy:
         )
         with reckoned(session, log.source, [*log.classes.filters, *tags], counting) as found:
             if tables is not None:
+                from ramify.pipeline.jobs import write_demand
+
                 write_demand(found, log.classes, tables)
             self.log.note(log.rejects(found))
             return found.windows()

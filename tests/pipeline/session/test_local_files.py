@@ -6,7 +6,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ramify.pipeline.passes.files import Files, ListedFile, listed
-from ramify.pipeline.session.local_files import lists_here, local_files
+from ramify.pipeline.session.engine import runs_here
+from ramify.pipeline.session.local_files import local_files
 
 NAMES = [
     "a.jsonl", "_hidden.jsonl", ".dot.jsonl", "_k=1.jsonl", "part._COPYING_", "k=1/b.parquet",
@@ -27,7 +28,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_a_directory_is_listed_as_spark_does(spark: SparkSession, tree: Path) -> None:
-    assert lists_here(spark)
+    assert runs_here(spark)
     found = local_files(str(tree))
     assert found is not None
     assert [ListedFile(path, found[path]) for path in sorted(found)] == listed(spark, [str(tree)])

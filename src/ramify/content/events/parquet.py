@@ -257,7 +257,6 @@ def _check_context(kinds: Mapping[str, AttributeType | None], mapping: FieldMapp
 _TEXT = AttributeType.STRING
 _NAMES = frozenset({AttributeType.STRING, AttributeType.INT64})
 _OURS = FIXED_COLUMNS.names
-_NO_PATHS: Any = pa.scalar([], FIXED_COLUMNS.field(NULLS).type)
 
 
 def _kind(dtype: pa.DataType) -> AttributeType | None:
@@ -452,7 +451,12 @@ class _Columns:
         """The reserved columns: as written for a file of ours, estimated otherwise."""
         if self.layout.native:
             size, body, is_json, nulls = (self._reserved(n) for n in _OURS[3:])
-            return [size.fill_null(0), body, is_json.fill_null(False), pc.coalesce(nulls, _NO_PATHS)]
+            return [
+                size.fill_null(0),
+                body,
+                is_json.fill_null(False),
+                pc.coalesce(nulls, pa.scalar([], FIXED_COLUMNS.field(NULLS).type)),
+            ]
         body = _absent(self.rows, pa.binary())
         if self.layout.body is not None:
             body = self.leaves[self.layout.body].cast(pa.binary())

@@ -10,7 +10,6 @@ are 1 unless said otherwise, so that price counts messages, as in the papers.
 
 import numpy as np
 import numpy.typing as npt
-from scipy.spatial.distance import pdist
 
 from ramify.errors import OverlayError
 from ramify.network.graphs.overlay import Overlay
@@ -102,6 +101,8 @@ def euclidean_mesh(
     Prices are `mean_price` on average. Distances obey the triangle inequality, which Zhao and Wu assume
     of link costs (section III-A).
     """
+    from scipy.spatial.distance import pdist
+
     _require(brokers, least=0, links=brokers * (brokers - 1) // 2)
     point = np.random.default_rng(seed).random((brokers, 2))
     distance = pdist(point)

@@ -17,8 +17,6 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
 
 from ramify.errors import DisconnectedError, OverlayError
 from ramify.network.graphs.kernels import Adjacency, adjacency
@@ -243,15 +241,22 @@ class Overlay:
 
     def components(self) -> tuple[tuple[int, ...], ...]:
         """The groups of brokers that reach each other, largest first, ties by smallest broker."""
-        ones = np.ones(len(self.ends), dtype=np.int8)
-        graph = csr_array((ones, (self.ends[:, 0], self.ends[:, 1])), shape=(len(self), len(self)))
-        if not len(self):
-            return ()
-        count, label = connected_components(graph, directed=False)
-        groups: list[list[int]] = [[] for _ in range(count)]
-        for broker, component in enumerate(label.tolist()):
-            groups[component].append(broker)
-        return tuple(tuple(group) for group in sorted(groups, key=lambda group: (-len(group), group[0])))
+        above = list(range(len(self)))
+
+        def root(broker: int) -> int:
+            while above[broker] != broker:
+                above[broker] = broker = above[above[broker]]
+            return broker
+
+        for a, b in self.ends.tolist():
+            one, other = root(a), root(b)
+            above[max(one, other)] = min(one, other)
+        groups: dict[int, list[int]] = {}
+        for broker in range(len(self)):
+            groups.setdefault(root(broker), []).append(broker)
+        return tuple(
+            tuple(group) for group in sorted(groups.values(), key=lambda group: (-len(group), group[0]))
+        )
 
     def require_connected(self) -> Self:
         """This overlay, or `DisconnectedError` naming the components. Empty and single are connected."""

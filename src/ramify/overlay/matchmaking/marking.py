@@ -26,8 +26,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from ramify.errors import LimitError
 from ramify.overlay.matchmaking.marking_kernels import below_links
@@ -167,6 +165,9 @@ def closure(eta: npt.ArrayLike, below: npt.ArrayLike) -> tuple[Flags, int]:
     `below[i] = (t, q)`: choosing t forces q. One maximum flow from the gains to the losses; what can still
     reach the sink is left out. The loads must add up to less than 2^31: `LimitError`.
     """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
     gain = np.asarray(eta, dtype=np.int64)
     arcs = np.asarray(below, dtype=np.int64).reshape(-1, 2)
     count = len(gain)

@@ -11,23 +11,21 @@ one beyond `spark.sql.sources.binaryFile.maxLength` (2 GiB at most) is quarantin
 decoders read both, so both give the same events.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from glob import glob
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession, Window
-from pyspark.sql import functions as sf
 
 from ramify.content.events.events import AttributeType, EventSchema
 from ramify.content.events.flatten import PLAIN, FieldMapping
@@ -35,12 +33,15 @@ from ramify.content.events.readers import LogKind
 from ramify.errors import InputError
 from ramify.pipeline.passes.pieces import FileFault, Piece, PieceReader, local_path, merged, shown
 from ramify.pipeline.passes.sources import Chunk, Reject
+from ramify.pipeline.session.engine import Engine, InProcess, is_connect, runs_here, task_slots
 from ramify.pipeline.session.failures import root_cause
-from ramify.pipeline.session.local_files import lists_here, local_files
-from ramify.pipeline.session.session import is_connect, task_slots
+from ramify.pipeline.session.local_files import local_files
 from ramify.planning.demand.pattern_arrays import NO_PANE
 
-__all__ = ["Conflict", "Files", "ListedFile", "absolute", "bundles", "cut", "listed"]
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Conflict", "Files", "ListedFile", "absolute", "absolute_rows", "bundles", "cut", "listed"]
 
 PIECE_BYTES = 32 << 20
 """A piece of a file is at most this long, unless it cannot be cut."""
@@ -50,6 +51,7 @@ _OPENING_BYTES = 64 << 10  # what opening a file costs, in bytes read meanwhile
 _TASKS_PER_SLOT = 2  # the slots then end at about the same time, though tasks do not
 _ONE_ROUND_BYTES = 64 << 20  # up to so many bytes a slot, one task: it costs 0.1 s, whatever it does
 _SMALL_BYTES = 1 << 30
+_TINY_BYTES = 32 << 20
 _HEADS, _HEADS_THROUGH_SPARK, _HEAD_ROWS = 64, 8, 4096
 
 
@@ -102,14 +104,14 @@ class Files:
     @classmethod
     def of(
         cls,
-        spark: SparkSession,
+        spark: Engine,
         paths: Sequence[str],
         schema: EventSchema | None = None,
         mapping: FieldMapping = PLAIN,
         *,
         piece_bytes: int = PIECE_BYTES,
         through_spark: bool | None = None,
-    ) -> "Files":
+    ) -> Files:
         """The events in files, directories (all files below), globs and URLs of any kind that Spark reads.
 
         Without a schema, a Spark job looks at the first records of up to 64 files spread over the list:
@@ -122,9 +124,10 @@ class Files:
             When a path does not exist or holds no file, Spark cannot list it, or a file that was named
             itself is of no known kind.
         """
-        here = not is_connect(spark)  # whether Spark's driver sees the files that this process sees
+        # whether Spark's driver sees the files that this process sees
+        here = runs_here(spark) or not is_connect(spark)
         given = tuple(dict.fromkeys(p for path in paths for p in _resolved(path, here)))
-        found = _listed_here(given) if lists_here(spark) else []
+        found = _listed_here(given) if runs_here(spark) else []
         found = found or listed(spark, given)
         found = _distinct(found) if here else found
         _check_named(given, found)
@@ -149,7 +152,17 @@ class Files:
         """Up to a gigabyte of files."""
         return sum(file.length for file in self.files) <= _SMALL_BYTES
 
-    def only(self, paths: Collection[str]) -> "Files":
+    @property
+    def tiny(self) -> bool:
+        """Some megabytes of files that tasks open themselves."""
+        return not self.through_spark and sum(file.length for file in self.files) <= _TINY_BYTES
+
+    def here(self) -> Iterator[pa.RecordBatch]:
+        """All pieces, in order."""
+        pieces = cut(self.files, 1, self.piece_bytes, whole_lines=self.mapping.id is None)
+        yield _piece_rows(pieces)
+
+    def only(self, paths: Collection[str]) -> Files:
         """The same files, of which only these attributes are asked for."""
         return replace(self, wanted=frozenset(paths))
 
@@ -177,7 +190,7 @@ class Files:
             self._stamped(piece, chunk) for piece in _pieces(rows) for chunk in reader.read(piece)
         )
 
-    def arriving(self) -> "Files":
+    def arriving(self) -> Files:
         """The same files, of which panes go by when each was last written. `InputError` for remote ones."""
         if self.through_spark:
             raise InputError("only local files tell when they were written", path=self.root)
@@ -203,10 +216,11 @@ class Files:
         void = FileFault.EMPTY_DIRECTORY
         return lost + [Reject(shown(path), 0, 0, None, void, nothing, rows=0) for path in self.empty]
 
-    def looked_through(self, spark: SparkSession) -> "Files":
+    def looked_through(self, spark: Engine) -> Files:
         """The same files with the schema of all their records, not of the first ones only.
 
-        A job that decodes every record of JSON files (of gzip files and arrays, the first 64 MiB).
+        A job that decodes every record of JSON files (of gzip files and arrays, the first 64 MiB); tiny
+        files of this machine are read right here.
         """
         reader = self._reader()
 
@@ -216,7 +230,9 @@ class Files:
                 if found is not None:
                     yield _schema_row(piece, found)
 
-        return _with_schemas(self, self.frame(spark).mapInArrow(look, _SCHEMA_ROWS))
+        if isinstance(spark, InProcess) or (self.tiny and runs_here(spark)):
+            return _with_schemas(self, look(self.here()))
+        return _with_schemas(self, _collected(self.frame(spark).mapInArrow(look, _SCHEMA_ROWS)))
 
     def _reader(self) -> PieceReader:
         return PieceReader(self.schema, self.mapping, self.root, self.wanted, self.through_spark)
@@ -228,6 +244,9 @@ def absolute(rejects: DataFrame, counted: DataFrame) -> DataFrame:
     `rejects` and `counted` have the fields of `Reject` and `Counted` as columns; others are kept. What
     several pieces say of one file that none of them could open becomes one row.
     """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as sf
+
     before = Window.partitionBy("file").orderBy("start").rowsBetween(Window.unboundedPreceding, -1)
     skipped = counted.select(
         "file",
@@ -248,10 +267,34 @@ def absolute(rejects: DataFrame, counted: DataFrame) -> DataFrame:
     return placed.select(*rejects.columns)
 
 
+def absolute_rows(
+    rejects: Sequence[Mapping[str, Any]], counted: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """What `absolute` does, for rows that are in this process."""
+    before: dict[tuple[str | None, int], tuple[int, int]] = {}
+    sums: dict[str | None, tuple[int, int]] = {}
+    for piece in sorted(counted, key=lambda row: (row["file"], row["start"])):
+        lines, rows = sums.get(piece["file"], (0, 0))
+        before[piece["file"], piece["start"]] = lines, rows
+        sums[piece["file"]] = lines + piece["lines"], rows + piece["count"]
+    told: set[tuple[str | None, str]] = set()
+    placed = []
+    for row in sorted(rejects, key=lambda row: row["start"]):
+        if row["reason"] in FileFault.OPENING:
+            first = (row["file"], row["reason"]) not in told
+            told.add((row["file"], row["reason"]))
+            if not first and not row["rows"]:
+                continue
+        lines, rows = before.get((row["file"], row["start"]), (0, 0))
+        line = None if row["line"] is None else row["line"] + lines
+        placed.append({**row, "position": row["position"] + rows, "line": line})
+    return placed
+
+
 # --- listing -----------------------------------------------------------------------------------------
 
 
-def listed(spark: SparkSession, paths: Sequence[str]) -> list[ListedFile]:
+def listed(spark: Engine, paths: Sequence[str]) -> list[ListedFile]:
     """The files that Spark sees at some paths, by path; hidden ones, such as `_SUCCESS`, it skips.
 
     Raises
@@ -261,6 +304,11 @@ def listed(spark: SparkSession, paths: Sequence[str]) -> list[ListedFile]:
     """
     if not paths:
         raise InputError("no path was given; name a file, a directory or a glob")
+    if isinstance(spark, InProcess):
+        raise _not_here(paths)
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
     try:
         frame = _binary_files(spark, paths)
         names = [_plain(url) for url in frame.inputFiles()]
@@ -285,6 +333,17 @@ def _listed_here(paths: Sequence[str]) -> list[ListedFile]:
     return [ListedFile(path, found[path]) for path in sorted(found)]
 
 
+def _not_here(paths: Sequence[str]) -> InputError:
+    """Why this process alone finds no file at the paths."""
+    path = next((path for path in paths if not local_files(path)), paths[0])
+    if not path.startswith("/") and "://" not in path:
+        return InputError("no file matches" if _is_glob(path) else "there is no such file", path=path)
+    if local_files(path) == {}:
+        return InputError("there is no file in it with events; give another path", path=_bare(path))
+    advice = "only Spark can list it: leave out --spark none, or name plain files and directories"
+    return InputError(advice, path=shown(path))
+
+
 def _binary_files(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
     # Both options make Spark leave out what it cannot read, instead of failing: `Files.unread` tells.
     reader = spark.read.format("binaryFile").option("recursiveFileLookup", True)
@@ -293,6 +352,8 @@ def _binary_files(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
 
 
 def _listing_fault(error: Exception, paths: Sequence[str]) -> InputError:
+    from pyspark.errors import PySparkException
+
     if isinstance(error, PySparkException) and error.getCondition() == "PATH_NOT_FOUND":
         path = shown((error.getMessageParameters() or {}).get("path", paths[0]))
         text = "no file matches" if _is_glob(path) else "there is no such file"
@@ -400,6 +461,8 @@ def _spread(spark: SparkSession, pieces: Sequence[Piece], tasks: Sequence[int]) 
     """The pieces in partitions of their own: a range has exactly as many as one asks for, without a
     shuffle, and each finds its pieces in a constant. (Connect knows no `parallelize`; a table joined to the
     range would be a job more.)"""
+    from pyspark.sql import functions as sf
+
     shares: list[list[dict[str, Any]]] = [[] for _ in range(max(tasks) + 1)]
     for piece, task in zip(pieces, tasks, strict=True):
         shares[task].append({name: getattr(piece, name) for name in ("path", "start", "stop", "length")})
@@ -411,6 +474,8 @@ def _spread(spark: SparkSession, pieces: Sequence[Piece], tasks: Sequence[int]) 
 
 def _contents(spark: SparkSession, files: Files) -> DataFrame:
     """One row a file, with all its bytes; without them where there are none or too many."""
+    from pyspark.sql import functions as sf
+
     limit = int(str(spark.conf.get("spark.sql.sources.binaryFile.maxLength")))
     table = pa.table(
         {
@@ -428,6 +493,12 @@ def _contents(spark: SparkSession, files: Files) -> DataFrame:
     return read.unionByName(rest.select("path", "start", "stop", sf.col("stop").alias("length"), nothing))
 
 
+def _piece_rows(pieces: Sequence[Piece]) -> pa.RecordBatch:
+    """Pieces as the rows that a task gets."""
+    names = ("path", "start", "stop", "length")
+    return pa.RecordBatch.from_pydict({name: [getattr(p, name) for p in pieces] for name in names})
+
+
 def _pieces(rows: Iterable[pa.RecordBatch]) -> Iterator[Piece]:
     for batch in rows:
         plain = [batch.column(name).to_pylist() for name in ("path", "start", "stop", "length")]
@@ -439,7 +510,7 @@ def _pieces(rows: Iterable[pa.RecordBatch]) -> Iterator[Piece]:
 # --- the schema of many files ------------------------------------------------------------------------
 
 
-def _inferred(spark: SparkSession, files: Files) -> Files:
+def _inferred(spark: Engine, files: Files) -> Files:
     """The files with the schema that the first records of some of them have."""
     usable = [file for file in files.files if LogKind.of(file.path) is not None]
     most = min(len(usable), _HEADS_THROUGH_SPARK if files.through_spark else _HEADS)
@@ -456,8 +527,11 @@ def _inferred(spark: SparkSession, files: Files) -> Files:
             if found is not None:
                 yield _schema_row(piece, found)
 
+    if isinstance(spark, InProcess) or (files.tiny and runs_here(spark)):
+        heads = [Piece(file.path, 0, file.length, file.length) for file in chosen]
+        return _with_schemas(files, look(iter([_piece_rows(heads)])))
     frame = _heads(spark, replace(files, files=chosen, given=tuple(_escaped(f.path) for f in chosen)))
-    return _with_schemas(files, frame.mapInArrow(look, _SCHEMA_ROWS))
+    return _with_schemas(files, _collected(frame.mapInArrow(look, _SCHEMA_ROWS)))
 
 
 _SCHEMA_ROWS = "path string, start long, schema string"
@@ -469,9 +543,14 @@ def _schema_row(piece: Piece, found: EventSchema) -> pa.RecordBatch:
     )
 
 
-def _with_schemas(files: Files, looked: DataFrame) -> Files:
+def _collected(looked: DataFrame) -> Iterator[pa.RecordBatch]:
+    return iter(looked.toArrow().to_batches())
+
+
+def _with_schemas(files: Files, looked: Iterator[pa.RecordBatch]) -> Files:
     """The files with the schema that parts of them agree on."""
-    found = sorted((row.path, row.start, row.schema) for row in looked.collect())
+    rows = (row for batch in looked for row in batch.to_pylist())
+    found = sorted((row["path"], row["start"], row["schema"]) for row in rows)
     schema, conflicts = _agreed((path, EventSchema.from_json(text)) for path, _, text in found)
     return replace(files, schema=schema, conflicts=conflicts)
 

@@ -12,21 +12,20 @@ A JSON log has no field for an event's size: who reads it back takes the bytes o
 the attributes are fields of `data`, so the filters that are written beside them name `data.<attribute>`.
 """
 
+from __future__ import annotations
+
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
 import sqlglot
-from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as sf
 from sqlglot import exp
 
 from ramify.content.events.events import CONTEXT_NAMES, EventSchema
@@ -36,9 +35,12 @@ from ramify.network.graphs.files import encode_overlay
 from ramify.network.graphs.overlay import Overlay
 from ramify.pipeline.passes.sources import Chunk, Reject
 from ramify.pipeline.passes.table_files import spark_schema
+from ramify.pipeline.session.engine import task_slots
 from ramify.pipeline.session.failures import doing
-from ramify.pipeline.session.session import task_slots
 from ramify.workloads.workload import BLOCK_EVENTS, Workload
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["FORMS", "PIECE_EVENTS", "Form", "GeneratedEvents", "GeneratedLog", "below_data", "generate"]
 
@@ -84,7 +86,7 @@ class GeneratedEvents:
         start: int = 0,
         count: int | None = None,
         piece_events: int = PIECE_EVENTS,
-    ) -> "GeneratedEvents":
+    ) -> GeneratedEvents:
         """Events `start` to `start + count - 1` of a workload; all from `start` when no count is given.
 
         `piece_events` is rounded up to whole blocks.
@@ -107,13 +109,25 @@ class GeneratedEvents:
         """Up to a few million events."""
         return self.stop - self.start <= _SMALL_EVENTS
 
-    def only(self, paths: Collection[str]) -> "GeneratedEvents":
+    @property
+    def tiny(self) -> bool:
+        """As `small`: nothing is rejected."""
+        return self.small
+
+    def here(self) -> Iterator[pa.RecordBatch]:
+        """One range of all events."""
+        whole = {"start": [self.start], "count": [self.stop - self.start]}
+        yield pa.RecordBatch.from_pydict(whole)
+
+    def only(self, paths: Collection[str]) -> GeneratedEvents:
         """The same events with these attributes alone."""
         kept = {path: kind for path, kind in self.schema.attributes.items() if path in paths}
         return replace(self, schema=EventSchema(kept))
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """Ranges of events (`start`, `count`), neighbours in one task. Costs nothing: Spark counts them."""
+        from pyspark.sql import functions as sf
+
         size = self.piece_events
         first = self.start // size
         last = -(-self.stop // size) if self.stop > self.start else first
@@ -182,6 +196,8 @@ def generate(
         _write_events(spark, workload, f"{where}/events", form, files)
         for name, lines in _beside(workload, overlay, form).items():
             _write_lines(spark, lines, where, local, name)
+        from pyspark.sql import functions as sf
+
         length = spark.read.format("binaryFile").load(f"{where}/events").select("length")
         (found,) = length.agg(sf.count("length"), sf.sum("length")).collect()
     return GeneratedLog(workload.event_count, int(found[0]), int(found[1]))
@@ -346,6 +362,8 @@ def _is_taken(spark: SparkSession, where: str, local: Path | None) -> bool:
             return local.exists() and any(local.iterdir())
         except NotADirectoryError:
             raise InputError("this is a file; name a directory", path=str(local)) from None
+    from pyspark.errors import AnalysisException
+
     try:
         files = spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(where)
         return bool(files.select("path").limit(1).count())

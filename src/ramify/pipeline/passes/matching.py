@@ -16,18 +16,18 @@ Guarantee: any division into shards finds what one matcher finds, ids ascending.
 matcher's, once per shard; so shards should be as large as memory allows.
 """
 
+from __future__ import annotations
+
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import ArrayType, IntegerType, StructField, StructType
 
 from ramify.content.events.events import NULLS, SIZE_BYTES
 from ramify.content.filters.filters import Filter
@@ -36,6 +36,10 @@ from ramify.content.matching.matcher_files import open_matcher, write_matcher
 from ramify.errors import LimitError, SchemaError
 from ramify.pipeline.passes.sources import numbered
 from ramify.pipeline.session.shipping import ship, shipped, waiting_room
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 __all__ = [
     "HELD_BYTES",
@@ -178,6 +182,8 @@ def match(
             if missing
             else f"a column {MATCHES!r} cannot be kept: rename it"
         )
+    from pyspark.sql.types import ArrayType, IntegerType, StructField, StructType
+
     fields = [events.schema[name] for name in keep]
     found = StructField(MATCHES, ArrayType(IntegerType(), containsNull=False), nullable=False)
     read = {*keep, *shards.paths, NULLS}

@@ -10,28 +10,34 @@ Guarantee: every record of the source is counted, unknown, thinned out or quaran
 checked (`Totals`). All sums are of integers: the result does not depend on partitions or order.
 """
 
+from __future__ import annotations
+
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as sf
 
 from ramify.content.filters.filters import Filter
-from ramify.errors import SparkError
-from ramify.pipeline.passes.files import absolute
-from ramify.pipeline.passes.matching import Shards, ship_matcher
+from ramify.errors import InputError, SparkError
+from ramify.pipeline.passes.files import absolute, absolute_rows
+from ramify.pipeline.passes.matching import Shards, compile_shards, ship_matcher
 from ramify.pipeline.passes.sources import Chunk, Reject, Source
 from ramify.pipeline.passes.table_files import TABLES, spark_schema
+from ramify.pipeline.session.engine import Engine, InProcess
 from ramify.planning.demand.pattern_arrays import PatternArrays
 from ramify.planning.demand.pattern_rows import PATTERNS, class_lists
 from ramify.planning.demand.tally import PatternTally, TallySettings
 from ramify.planning.demand.windows import Span, Windows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
     "PARTIAL",
@@ -60,6 +66,7 @@ class PassKind(IntEnum):
     DIGEST = 7  # raw: what a digest makes of a task's patterns
 
 
+_LARGE = (PassKind.PATTERN, PassKind.REJECTED, PassKind.DIGEST)
 _EXTRA: dict[str, Any] = {
     "kind": pa.int32(),
     "file": pa.string(),
@@ -112,27 +119,60 @@ class Totals:
         return self.good - self.thinned - self.unknown
 
 
+@dataclass(frozen=True, slots=True)
+class KeptRows:
+    """The rows that tasks gave back (`PARTIAL`), in this process."""
+
+    engine: Engine
+    table: pa.Table
+
+    def of(self, kind: PassKind) -> list[dict[str, Any]]:
+        """The rows of a kind as values."""
+        return self.table.filter(_equal(self.table["kind"], int(kind))).to_pylist()
+
+    def patterns(self) -> PatternArrays:
+        """All patterns, those of different tasks not added up."""
+        at = np.flatnonzero(np.asarray(self.table["kind"]) == int(PassKind.PATTERN))
+        return _unpacked(self.table["raw"], at)
+
+    def rejects(self, unread: Sequence[Reject]) -> list[dict[str, Any]]:
+        """The rows of `quarantine`, by file, position and reason."""
+        rows = [{**row, "rows": row["count"]} for row in self.of(PassKind.REJECTED)]
+        rows += [{**(given := _reject_row(reject)), "rows": given["count"]} for reject in unread]
+        pieces = [{**row, "lines": row["position"]} for row in self.of(PassKind.PIECE)]
+        names = TABLES["quarantine"].schema.names
+        placed = [{name: row[name] for name in names} for row in absolute_rows(rows, pieces)]
+        return sorted(placed, key=lambda row: (row["file"] or "", row["position"], row["reason"]))
+
+    def frame(self) -> DataFrame:
+        """The rows as a frame; `InputError` without Spark."""
+        if isinstance(self.engine, InProcess):
+            raise InputError("tables are written by Spark: leave out --spark none")
+        return self.engine.createDataFrame(self.table)
+
+
 @dataclass(frozen=True)
 class PassResult:
     """What a pass found. The frames are computed from kept rows, not by reading the source again.
 
+    The rows are kept by Spark, or here where the source is tiny: what a command wants of those costs no
+    further job, and they become a frame only for who asks for one.
+
     Attributes
     ----------
     totals         see there
-    patterns       frame of `PATTERNS`: distinct patterns with sums
     spans          per window the events and the time they span
     unknown        per window and publisher the events that no broker is known for
     unreached      per path the values that no filter can reach
     """
 
     totals: Totals
-    patterns: DataFrame
     spans: dict[int, Span]
     unknown: dict[tuple[int, str | None], int]
     unreached: dict[str, int]
     counting: TallySettings
     tag_filters: int
-    _rows: DataFrame
+    _rows: DataFrame | KeptRows
     _pattern_rows: int
     _unread: tuple[Reject, ...]
 
@@ -141,6 +181,8 @@ class PassResult:
 
         Equal patterns of different tasks are added up here, unless they are so many that Spark must.
         """
+        if isinstance(self._rows, KeptRows):
+            return self.windows_of(self._rows.patterns())
         if self._pattern_rows <= _MOST_COLLECTED:
             raw = _arrow(self.packed)["raw"]
             return self.windows_of(_unpacked(raw, range(len(raw))))
@@ -159,8 +201,18 @@ class PassResult:
         )
 
     @property
+    def patterns(self) -> DataFrame:
+        """Frame of `PATTERNS`: distinct patterns with sums."""
+        from pyspark.sql import functions as sf
+
+        grouped = self.packed.mapInArrow(unpacked, spark_schema(PATTERNS)).groupBy(*_KEYS)
+        return grouped.agg(sf.sum("count").alias("count"), sf.sum("bytes").alias("bytes"))
+
+    @property
     def quarantine(self) -> DataFrame:
         """Records and parts of files that could not be used (table `quarantine`)."""
+        from pyspark.sql import functions as sf
+
         rejects = self._of(PassKind.REJECTED, *_PLACE, "line", "reason", "detail", "raw", rows="count")
         if self._unread:
             extra = _rows([_reject_row(reject) for reject in self._unread])
@@ -173,6 +225,8 @@ class PassResult:
         """The first rows of `quarantine`, by file and position; no job when there are none."""
         if not self.totals.faults:
             return ()
+        if isinstance(self._rows, KeptRows):
+            return tuple(self._rows.rejects(self._unread)[:most])
         ordered = self.quarantine.orderBy("file", "position", "reason").limit(most)
         return tuple(_arrow(ordered).to_pylist())
 
@@ -180,6 +234,13 @@ class PassResult:
         """How many records could not be used, by reason; no job when there are none."""
         if not self.totals.faults:
             return {}
+        if isinstance(self._rows, KeptRows):
+            found: dict[str, int] = {}
+            for row in self._rows.rejects(self._unread):
+                found[row["reason"]] = found.get(row["reason"], 0) + row["rows"]
+            return dict(sorted(found.items()))
+        from pyspark.sql import functions as sf
+
         counted = self.quarantine.groupBy("reason").agg(sf.sum("rows").alias("rows")).orderBy("reason")
         return {row["reason"]: row["rows"] for row in _arrow(counted).to_pylist()}
 
@@ -191,11 +252,19 @@ class PassResult:
 
     def digests(self) -> DataFrame:
         """What the digest of the pass gave, as it came."""
-        return self._rows.where(sf.col("kind") == int(PassKind.DIGEST))
+        from pyspark.sql import functions as sf
+
+        return self._frame.where(sf.col("kind") == int(PassKind.DIGEST))
 
     def _of(self, kind: PassKind, *columns: str, **renamed: str) -> DataFrame:
-        mine = self._rows.where(sf.col("kind") == int(kind))
+        from pyspark.sql import functions as sf
+
+        mine = self._frame.where(sf.col("kind") == int(kind))
         return mine.select(*columns, *(sf.col(name).alias(alias) for alias, name in renamed.items()))
+
+    @property
+    def _frame(self) -> DataFrame:
+        return self._rows.frame() if isinstance(self._rows, KeptRows) else self._rows
 
     def demand(self, hosts: npt.ArrayLike) -> DataFrame:
         """The demand table; `hosts` is the broker of each class."""
@@ -218,7 +287,7 @@ class PassResult:
 
 @contextmanager
 def reckoned(
-    spark: SparkSession,
+    spark: Engine,
     source: Source,
     filters: Sequence[Filter] | Shards,
     counting: TallySettings,
@@ -226,12 +295,20 @@ def reckoned(
     digest: Digest | None = None,
     partitions: int | None = None,
 ) -> Iterator[PassResult]:
-    """Run a pass and keep its rows until the end of the `with` block. See `reckon`."""
+    """Run a pass and keep its rows until the end of the `with` block. See `reckon`.
+
+    A pass over a tiny source is one job, and its rows are kept here.
+    """
+    if isinstance(spark, InProcess) or (source.tiny and digest is None):
+        yield _kept(spark, source, filters, counting, digest, partitions)
+        return
+    from pyspark.sql import functions as sf
+
     shards = filters if isinstance(filters, Shards) else ship_matcher(spark, filters)
     rows = _run(spark, source, shards, counting, digest, partitions)
     rows.persist()
     try:
-        large = [int(kind) for kind in (PassKind.PATTERN, PassKind.REJECTED, PassKind.DIGEST)]
+        large = [int(kind) for kind in _LARGE]
         told = _arrow(rows.where(~sf.col("kind").isin(large)))
         yield _gathered(told, rows, source, counting, shards.total - counting.classes)
     finally:
@@ -239,7 +316,7 @@ def reckoned(
 
 
 def reckon(
-    spark: SparkSession,
+    spark: Engine,
     source: Source,
     filters: Sequence[Filter] | Shards,
     counting: TallySettings,
@@ -253,9 +330,11 @@ def reckon(
     source is handed out to. Memory of a task: a batch, the index of the filters (or one shard of it), and
     its distinct patterns up to a bound.
     """
-    if not source.small:
+    if isinstance(spark, InProcess) or source.tiny or not source.small:
         with reckoned(spark, source, filters, counting, partitions=partitions) as found:
             return found.windows(), found.totals
+    from pyspark.sql import functions as sf
+
     shards = filters if isinstance(filters, Shards) else ship_matcher(spark, filters)
     rows = _run(spark, source, shards, counting, None, partitions)
     # One job and nothing kept: all that is wanted fits this process, patterns too.
@@ -263,6 +342,34 @@ def reckon(
     found = _gathered(told, rows, source, counting, shards.total - counting.classes)
     patterns = np.flatnonzero(np.asarray(told["kind"]) == int(PassKind.PATTERN))
     return found.windows_of(_unpacked(told["raw"], patterns)), found.totals
+
+
+def _kept(
+    engine: Engine,
+    source: Source,
+    filters: Sequence[Filter] | Shards,
+    counting: TallySettings,
+    digest: Digest | None,
+    partitions: int | None,
+) -> PassResult:
+    """A pass whose rows all come here: from one job, or from the one task that this process is."""
+    if not isinstance(engine, InProcess):
+        shards = filters if isinstance(filters, Shards) else ship_matcher(engine, filters)
+        table = _arrow(_run(engine, source, shards, counting, digest, partitions))
+    else:
+        with tempfile.TemporaryDirectory() as directory:
+            shards = filters if isinstance(filters, Shards) else compile_shards(filters, Path(directory))
+            narrow = _narrow(source, shards, counting)
+            task = _Task(narrow, shards, counting, digest)
+            table = pa.Table.from_batches(task(narrow.here()), schema=PARTIAL)
+    tags = shards.total - counting.classes
+    return _gathered(table, KeptRows(engine, table), source, counting, tags)
+
+
+def _narrow(source: Source, shards: Shards, counting: TallySettings) -> Source:
+    """The source with what is looked at."""
+    axes = counting.grid.axes if counting.grid is not None else ()
+    return source.only({*shards.paths, *(axis.path for axis in axes)})
 
 
 def _run(
@@ -273,8 +380,7 @@ def _run(
     digest: Digest | None,
     partitions: int | None,
 ) -> DataFrame:
-    axes = counting.grid.axes if counting.grid is not None else ()
-    narrow = source.only({*shards.paths, *(axis.path for axis in axes)})
+    narrow = _narrow(source, shards, counting)
     task = _Task(narrow, shards, counting, digest)
     handed_out = narrow.frame(spark)
     if partitions is not None:
@@ -451,21 +557,19 @@ def _lists(start: Any, values: Any) -> Any:
 
 
 def _gathered(
-    told: pa.Table, rows: DataFrame, source: Source, counting: TallySettings, tag_filters: int
+    told: pa.Table, rows: DataFrame | KeptRows, source: Source, counting: TallySettings, tag_filters: int
 ) -> PassResult:
     by_kind: dict[PassKind, list[dict[str, Any]]] = {kind: [] for kind in PassKind}
-    for row in told.filter(_unequal(told["kind"], int(PassKind.PATTERN))).to_pylist():
+    few = [int(kind) for kind in PassKind if kind not in _LARGE]
+    for row in told.filter(_among(told["kind"], few)).to_pylist():
         by_kind[PassKind(row["kind"])].append(row)
     spans: dict[int, Span] = {}
     for row in by_kind[PassKind.SPAN]:
         spans.setdefault(row["split"], Span()).add(Span(row["count"], row["start"], row["position"]))
     unknown = _summed(((row["split"], row["client"]), row["count"]) for row in by_kind[PassKind.UNKNOWN])
     unread = source.unread({row["file"] for row in by_kind[PassKind.PIECE]})
-    packed = rows.where(sf.col("kind") == int(PassKind.PATTERN)).select("raw")
-    grouped = packed.mapInArrow(unpacked, spark_schema(PATTERNS)).groupBy(*_KEYS)
     return PassResult(
         totals=_totals(by_kind, sum(unknown.values()), len(unread)),
-        patterns=grouped.agg(sf.sum("count").alias("count"), sf.sum("bytes").alias("bytes")),
         spans=spans,
         unknown=unknown,
         unreached=_summed((row["file"], row["count"]) for row in by_kind[PassKind.UNREACHED]),
@@ -498,10 +602,16 @@ def _summed(pairs: Any) -> dict[Any, int]:
     return dict(sorted(found.items(), key=lambda item: str(item[0])))
 
 
-def _unequal(column: Any, value: int) -> Any:
+def _equal(column: Any, value: int) -> Any:
     import pyarrow.compute as pc
 
-    return pc.not_equal(column, pa.scalar(value))
+    return pc.equal(column, pa.scalar(value))
+
+
+def _among(column: Any, values: Sequence[int]) -> Any:
+    import pyarrow.compute as pc
+
+    return pc.is_in(column, value_set=pa.array(values, column.type))
 
 
 def _arrow(frame: DataFrame) -> pa.Table:

@@ -6,18 +6,22 @@ events in `generated`. A source has two halves: `frame`, on the driver, says wha
 (matching, counting), so that events never travel between Java and Python only to be looked at.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
 
 from ramify.content.events.events import BODY, FIXED_COLUMNS, NULLS, SIZE_BYTES, EventSchema, RejectReason
-from ramify.errors import SchemaError
+from ramify.errors import InputError, SchemaError
 from ramify.planning.demand.splits import Split
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["Chunk", "FrameSource", "PieceCount", "Reject", "SampledSource", "Source", "fitted", "numbered"]
 
@@ -84,7 +88,16 @@ class Source(Protocol):
         """Whether its patterns are few enough to be collected as tasks give them, without Spark's help."""
         ...
 
-    def only(self, paths: Collection[str]) -> "Source":
+    @property
+    def tiny(self) -> bool:
+        """Whether all that tasks give back can be collected at once, rejected records too."""
+        ...
+
+    def here(self) -> Iterator[pa.RecordBatch]:
+        """What the one task of a pass without Spark gets. `InputError` where it takes Spark."""
+        ...
+
+    def only(self, paths: Collection[str]) -> Source:
         """The same events with these attributes at least; others, and bodies, need not be read."""
         ...
 
@@ -114,7 +127,7 @@ class FrameSource:
     events: DataFrame | None
 
     @classmethod
-    def of(cls, events: DataFrame) -> "FrameSource":
+    def of(cls, events: DataFrame) -> FrameSource:
         """A frame of events; its columns beyond the fixed ones are the attributes.
 
         Raises
@@ -136,11 +149,20 @@ class FrameSource:
         """Nobody knows how many rows a frame has."""
         return False
 
+    @property
+    def tiny(self) -> bool:
+        """Likewise."""
+        return False
+
+    def here(self) -> Iterator[pa.RecordBatch]:
+        """A frame is Spark's."""
+        raise InputError("a frame of Spark's cannot be counted without Spark: give files")
+
     def __reduce__(self) -> tuple[Any, ...]:
         # The frame stays on the driver; a task gets its rows.
         return type(self), (self.schema, self.columns, None)
 
-    def only(self, paths: Collection[str]) -> "FrameSource":
+    def only(self, paths: Collection[str]) -> FrameSource:
         """The frame with these attributes alone, and no bodies."""
         assert self.events is not None, "this half of the source is for tasks"
         kept = {name: kind for name, kind in self.schema.attributes.items() if name in paths}
@@ -184,7 +206,16 @@ class SampledSource:
         """As the source is."""
         return self.source.small
 
-    def only(self, paths: Collection[str]) -> "SampledSource":
+    @property
+    def tiny(self) -> bool:
+        """Whether the source is."""
+        return self.source.tiny
+
+    def here(self) -> Iterator[pa.RecordBatch]:
+        """That of the source."""
+        return self.source.here()
+
+    def only(self, paths: Collection[str]) -> SampledSource:
         """The same with fewer attributes."""
         return SampledSource(self.source.only(paths), self.split)
 

@@ -12,9 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
-from pyspark.errors import PySparkException
-
 from ramify.errors import RamifyError, SparkError
 
 __all__ = ["doing", "job_failed", "root_cause"]
@@ -30,10 +27,10 @@ def doing(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (PySparkException, Py4JError, ConnectionError) as error:
+    except ConnectionError as error:
         raise job_failed(error, what) from error
     except Exception as error:
-        if isinstance(error, RamifyError) or type(error).__module__.partition(".")[0] != "grpc":
+        if isinstance(error, RamifyError) or not _is_sparks(error):
             raise
         raise job_failed(error, what) from error
 
@@ -96,15 +93,22 @@ _KNOWN = (
 def _text(error: BaseException) -> str:
     """All that an exception tells, its kind first."""
     parts = [f"{type(error).__name__}: "]
-    if isinstance(error, Py4JJavaError):
-        try:
-            parts.append(str(error))
-        except (Py4JError, ConnectionError, AttributeError):
-            # Its text is asked of the JVM, which may be gone.
-            parts.append("Py4JNetworkError")
-    else:
+    try:
         parts.append(str(error).strip())
+    except Exception as gone:
+        # The text of a Py4JJavaError is asked of the JVM, which may be gone.
+        if not isinstance(gone, ConnectionError | AttributeError) and not _is_sparks(gone):
+            raise
+        parts.append("Py4JNetworkError")
     return "".join(parts)
+
+
+def _is_sparks(error: BaseException) -> bool:
+    """Whether pyspark, py4j or gRPC raised it: they are not imported here only to be asked."""
+    return any(kind.__module__.partition(".")[0] in _SPARKS for kind in type(error).__mro__)
+
+
+_SPARKS = ("pyspark", "py4j", "grpc")
 
 
 def _raised_in_task(text: str) -> tuple[str, str] | None:

@@ -29,7 +29,7 @@ from ramify.errors import SparkError
 from ramify.pipeline.session.failures import root_cause
 from ramify.pipeline.session.java import find_java
 
-__all__ = ["SQL", "classic", "environment", "quiet"]
+__all__ = ["SQL", "classic", "environment", "quiet", "server_settings", "tail"]
 
 SQL = {
     "spark.sql.session.timeZone": "UTC",
@@ -67,9 +67,28 @@ def classic(url: str, memory: str | None, conf: Mapping[str, str], own: Path) ->
             if not _ended(process, 0.5):
                 raise
             how = f"exit code {process.returncode}" if process.returncode >= 0 else "it was killed"
-            raise SparkError(f"Spark's JVM ended before its work was done ({how}){_tail(log)}") from error
+            raise SparkError(f"Spark's JVM ended before its work was done ({how}){tail(log)}") from error
         finally:
             _stop(process)
+
+
+def server_settings(
+    slots: int, memory: str | None, own: Path, port: int, token: str
+) -> tuple[dict[str, str], Path]:
+    """The environment and the settings' file of a Connect server on loopback, with its files in `own`."""
+    java = find_java(own)
+    for name in ("tmp", "local"):
+        (own / name).mkdir()
+    connect = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.connect.authenticate.token": token,
+    }
+    url = f"local[{slots}]"
+    variables = _variables(url, java.home, _settings(url, memory, connect, own), own)
+    kept = {name: value for name, value in variables.items() if value is not None}
+    kept.pop("PYSPARK_SUBMIT_ARGS")
+    return kept, own / "spark.properties"
 
 
 def _variables(url: str, java_home: Path, settings: Mapping[str, str], own: Path) -> dict[str, str | None]:
@@ -161,7 +180,7 @@ def _start_jvm(sink: IO[bytes]) -> "subprocess.Popen[bytes]":
     try:
         gateway: Any = launch_gateway(popen_kwargs={"stdout": sink, "stderr": sink})  # type: ignore[no-untyped-call]
     except (PySparkException, Py4JError, OSError) as error:
-        raise SparkError(f"Spark's JVM did not start{_tail(Path(sink.name))}") from error
+        raise SparkError(f"Spark's JVM did not start{tail(Path(sink.name))}") from error
     SparkContext._gateway = gateway
     SparkContext._jvm = gateway.jvm
     process: subprocess.Popen[bytes] = gateway.proc
@@ -172,7 +191,7 @@ def _start_context(log: Path) -> SparkSession:
     try:
         return SparkSession(SparkContext())
     except (PySparkException, Py4JError, ConnectionError, ValueError) as error:
-        raise SparkError(f"Spark did not start: {root_cause(error)}{_tail(log)}") from error
+        raise SparkError(f"Spark did not start: {root_cause(error)}{tail(log)}") from error
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
@@ -203,7 +222,7 @@ def _ended(process: "subprocess.Popen[bytes]", timeout_s: float) -> bool:
     return process.returncode is not None
 
 
-def _tail(log: Path, lines: int = 8) -> str:
+def tail(log: Path, lines: int = 8) -> str:
     """The last lines of the JVM's output, to end a message with."""
     with suppress(OSError):
         text = log.read_bytes()[-20_000:].decode("utf-8", "replace")

@@ -9,23 +9,11 @@ import os
 import re
 import stat
 
-from pyspark.sql import SparkSession
-
-from ramify.pipeline.session.session import is_connect
-
-__all__ = ["lists_here", "local_files"]
+__all__ = ["local_files"]
 
 
 class _UnclearError(Exception):
     """Only Spark can tell."""
-
-
-def lists_here(spark: SparkSession) -> bool:
-    """Whether Spark runs in local mode, and a path without a scheme means a file of this machine to it."""
-    if is_connect(spark) or not (spark.sparkContext.master or "").startswith("local"):
-        return False
-    settings = spark.sparkContext._jsc.hadoopConfiguration()
-    return str(settings.get("fs.defaultFS") or "file:///").startswith("file:")
 
 
 def local_files(path: str) -> dict[str, int] | None:

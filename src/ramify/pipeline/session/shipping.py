@@ -11,6 +11,8 @@ would do the same, but Connect has none; artifacts are in both. Spark fetches an
 when it was added, at any later time, so files wait in a directory that lives as long as the session.
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 import shutil
@@ -19,12 +21,13 @@ import weakref
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from pyspark import SparkFiles, TaskContext
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING
 
 from ramify.errors import InputError
-from ramify.pipeline.session.session import is_connect
+from ramify.pipeline.session.engine import is_connect
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 __all__ = ["ship", "shipped", "waiting_room"]
 
@@ -77,6 +80,8 @@ def shipped(name: str) -> Path:
     path = Path(name)
     if path.is_absolute():
         return path
+    from pyspark import SparkFiles, TaskContext
+
     if TaskContext.get() is not None:
         path = Path(SparkFiles.get(name))
     else:

@@ -23,6 +23,7 @@ from ramify.overlay.live.broker.plan_cache import PlanCache
 from ramify.overlay.live.host.broker_files import BrokerFile, read_broker_file
 from ramify.overlay.live.host.metrics import BrokerMetrics, serve_metrics
 from ramify.overlay.live.wire.tasks import end_tasks, ending_signals
+from ramify.overlay.routing.readiness import load_kernels
 
 __all__ = ["SUPERSEDED", "log_to_stderr", "serve_brokers", "until_signal"]
 
@@ -54,8 +55,10 @@ async def serve_brokers(
     """Run brokers until a signal; returns the exit code.
 
     `metrics_port` counts before those of the files; `announce` is a file to say in where metrics are.
+    Kernels are compiled or loaded first: a broker that says it runs answers at once.
     Raises `InputError` for seeds that cannot be used, `LiveError` for a port that is taken.
     """
+    load_kernels()
     plans = PlanCache()
     brokers = [_broker(file, plans) for file in files]
     ports = [metrics_port, *(file.metrics_port for file in files)]

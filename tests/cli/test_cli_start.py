@@ -1,0 +1,105 @@
+"""What commands and clients load: no more than their work needs, and a table that tells the truth."""
+
+import inspect
+import json
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+from typer.main import get_group
+from typer.testing import CliRunner
+
+from ramify.cli import app
+from ramify.cli.app import COMMANDS
+from ramify.errors import MissingExtraError
+
+HEAVY = ("numba", "scipy", "pandas", "pyspark")
+LOADED = "import sys, json; print(json.dumps([n for n in {names!r} if n in sys.modules]), file=sys.stderr)"
+
+
+def loaded(code: str, names: tuple[str, ...]) -> list[str]:
+    program = f"import atexit\natexit.register(lambda: exec({LOADED.format(names=names)!r}, {{}}))\n{code}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    found: list[str] = json.loads(done.stderr.strip().splitlines()[-1])
+    return found
+
+
+def command(*words: str) -> str:
+    return f"import sys; sys.argv[1:] = {list(words)!r}; from ramify.cli import main; main()"
+
+
+LIGHT = {
+    "version": ("--version",),
+    "help": ("--help",),
+    "filter": ("filter", "price > 3"),
+    "pattern": ("filter", '{"a": [1]}', "--spelling", "pattern"),
+    "status": ("status", "--dir", "/nowhere"),
+    "pub": ("pub", "--help"),
+    "spark": ("spark", "--help"),
+}
+
+
+@pytest.mark.parametrize("words", LIGHT.values(), ids=LIGHT)
+def test_light_commands_load_nothing_heavy(words: tuple[str, ...]) -> None:
+    assert loaded(command(*words), HEAVY) == []
+
+
+@pytest.mark.parametrize("words", [LIGHT[name] for name in ("version", "help", "filter", "status")])
+def test_commands_without_events_do_not_load_arrow(words: tuple[str, ...]) -> None:
+    assert loaded(command(*words), ("pyarrow",)) == []
+
+
+def test_a_client_loads_arrow_with_its_first_batch() -> None:
+    names = (*HEAVY, "numpy", "pyarrow", "sqlglot")
+    assert loaded("import ramify; ramify.Client; ramify.BlockingClient", names) == []
+    first = (
+        "import ramify; ramify.Client\n"
+        "from ramify.overlay.live.client.outbox import outgoing\n"
+        "outgoing({'id': 'a', 'source': 's', 'type': 't', 'specversion': '1.0'}, b'secret')"
+    )
+    assert loaded(first, ("pyarrow", "sqlglot", "numba", "pyspark")) == ["pyarrow"]
+
+
+def test_the_table_of_commands_is_what_the_modules_have() -> None:
+    for entry in COMMANDS.values():
+        import_module(f"ramify.cli.{entry.module}")
+    found = {}
+    for info in app.registered_commands:
+        assert info.callback is not None
+        name = info.name or info.callback.__name__
+        lines = (inspect.getdoc(info.callback) or "").split("\n\n")[0]
+        found[name] = info.callback.__module__, " ".join(lines.split())
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        found[str(group.name)] = "ramify.cli.spark", str(group.typer_instance.info.help)
+    assert found == {name: (f"ramify.cli.{e.module}", e.help) for name, e in COMMANDS.items()}
+
+
+def test_a_near_miss_is_suggested_and_a_command_completes() -> None:
+    runner = CliRunner()
+    wrong = runner.invoke(app, ["plam"])
+    assert wrong.exit_code == 2
+    assert "'plan'" in wrong.output
+    group = get_group(app)
+    context = group.make_context("ramify", [], resilient_parsing=True)
+    assert [item.value for item in group.shell_complete(context, "pl")] == ["plan"]
+
+
+def test_a_missing_extra_is_named_in_one_line() -> None:
+    block = (
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in ('scipy', 'pyspark'):\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+    )
+    for words, extra in ((("plan", "--help"), "plan"), (("workload", "demo"), "plan")):
+        done = subprocess.run(
+            [sys.executable, "-c", block + command(*words)], capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 2
+        assert len(done.stderr.strip().splitlines()) == 1
+        assert f"pip install 'ramify[{extra}]'" in done.stderr
+    assert MissingExtraError.of(ModuleNotFoundError(name="nothing_of_ours")) is None
