@@ -27,13 +27,18 @@ from ramify.planning.plans.plan import (
 )
 from ramify.planning.plans.problem import Problem
 
-__all__ = ["Progress", "Scheme", "channel", "put_together", "silent"]
+__all__ = ["NoParams", "Progress", "Scheme", "channel", "put_together", "silent"]
 
 Progress: TypeAlias = Callable[[float, str], None]
 
 
 def silent(share: float, what: str) -> None:
     """Progress that nobody watches."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoParams:
+    """Nothing to choose."""
 
 
 @dataclass(frozen=True, slots=True)
