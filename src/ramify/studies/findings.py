@@ -173,7 +173,7 @@ class Findings:
         percent = f"{100 * abs(share):.1f} %"
         if saving is None:
             return (
-                f"{verb} {percent}{more} {against} (The log spans no time: --hours scales it to a month.)"
+                f"{verb} {percent}{more} {against} (The log spans no time: hours, or --hours, scales it.)"
             )
         return f"{verb} {_amount(abs(saving))} a month ({percent}){more} {against}"
 

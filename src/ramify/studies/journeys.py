@@ -71,7 +71,9 @@ def explain_row(plan: Plan, batch: pa.RecordBatch, row: int, at: str | None = No
     one = batch.slice(row, 1)
     (event,) = batch_to_events(one)
     if at is None and event.publisher is None:
-        raise InputError("the event names no publisher. Say where it is published with --at <broker>.")
+        raise InputError(
+            "the event names no publisher. Name the broker where it is published: at, or --at."
+        )
     origin = plan.origin_of(at if at is not None else str(event.publisher))
     simulator = Simulator(plan)
     cell, classes = simulator.pattern_of(one)

@@ -67,7 +67,7 @@ def make_matches(
     """
     made = as_plan(plan)
     if (advertisements is None) == (workload is None):
-        raise InputError("give either --advertisements or --workload: who publishes what.")
+        raise InputError("give either advertisements or a workload (--advertisements, --workload).")
     said: list[AdvertisementRow | Subscription]
     bad: tuple[BadSubscription, ...] = ()
     if workload is not None:

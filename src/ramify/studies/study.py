@@ -110,7 +110,7 @@ def study(
     if not isinstance(log, Log):
         raise InputError(f"a study is of a log, not of {type(log).__name__}. Make one with read_log.")
     names = _names(schemes)
-    limits = _Placement.of(place, access, capacity, today)
+    limits = _PlacementSettings.of(place, access, capacity, today)
     _check_overlap(overlap, place, names)
     settings = _StudySettings(
         as_rules(rules, log.overlay),
@@ -314,7 +314,7 @@ class LogStudy:
 
 
 @dataclass(frozen=True, slots=True)
-class _Placement:
+class _PlacementSettings:
     """How clients are placed before planning."""
 
     algorithm: str
@@ -322,7 +322,9 @@ class _Placement:
     capacity: Mapping[str, float] | None
 
     @classmethod
-    def of(cls, place: str | None, access: Any, capacity: Any, today: str | AnyPlan) -> "_Placement | None":
+    def of(
+        cls, place: str | None, access: Any, capacity: Any, today: str | AnyPlan
+    ) -> "_PlacementSettings | None":
         """None without an algorithm; refuses what does not go together before any event is read."""
         if place is None:
             for name, given in (("access", access), ("capacity", capacity)):
@@ -349,7 +351,7 @@ class _StudySettings:
     sample: float
     hours: float | None
     half_life_s: float | None
-    place: _Placement | None
+    place: _PlacementSettings | None
     overlap: Path | None
     seed: int
     spark: Spark

@@ -84,7 +84,9 @@ def write_tables(
     asked = TableRequest(pane_s, half_life_s(half_life), jaccard, tuple(axes))
     split = Split(SHARES, keep, seed)
     if "://" not in out and not overwrite and any(Path(out).glob("*")):
-        raise InputError("there are files here already; name an empty directory, or --overwrite", path=out)
+        raise InputError(
+            "there are files here already; name an empty directory, or --overwrite them", path=out
+        )
     with session_of(log.spark if spark is None else spark) as session, doing("writing the tables"):
         opened = log.open(session)
         found = write(

@@ -23,18 +23,13 @@ from ramify.network.graphs.distances import Weight, all_pairs
 from ramify.network.trees.trees import Tree, best_root_spt, minimum_spanning_tree, shortest_path_tree
 from ramify.planning.plans.plan import Channel, Everything, Plan, Pruning
 from ramify.planning.plans.problem import Problem
-from ramify.planning.schemes.scheme import Progress, channel, put_together, silent
+from ramify.planning.schemes.scheme import NoParams, Progress, channel, put_together, silent
 
 __all__ = ["NoParams", "SptParams", "broadcast", "mst", "per_source", "spt", "unicast"]
 
 RANDOM, BEST = "random", "best"
 SOURCES_AT_ONCE = 128
 """Brokers that are searched from at a time: bounds the memory, not the work."""
-
-
-@dataclass(frozen=True, slots=True)
-class NoParams:
-    """Nothing to choose."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import numpy as np
 from ramify.errors import InputError
 from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
-from ramify.planning.schemes.scheme import Progress, Scheme
+from ramify.planning.schemes.scheme import NoParams, Progress, Scheme
 
 __all__ = ["BUILT_IN", "GROUP", "PlanFunction", "find", "found", "origin", "register"]
 
@@ -29,11 +29,6 @@ PlanFunction: TypeAlias = Callable[[Problem, Any, np.random.Generator, Progress]
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 _TAKEN = ("auto",)
-
-
-@dataclass(frozen=True, slots=True)
-class NoSettings:
-    """The parameters of a scheme that has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +116,7 @@ def _scheme(name: str, given: Any) -> Scheme:
             "plan(problem, params, rng, progress)."
         )
     summary = (given.__doc__ or "a scheme from outside").strip().splitlines()[0]
-    return Scheme(summary, NoSettings, given)
+    return Scheme(summary, NoParams, given)
 
 
 def _defined(function: Any) -> str:

@@ -37,6 +37,7 @@ from ramify.planning.plans.problem import Problem
 __all__ = [
     "NO_HOOKS",
     "Hooks",
+    "NoParams",
     "PlanEntry",
     "Progress",
     "Scheme",
@@ -87,6 +88,11 @@ class Hooks:
 
 
 NO_HOOKS = Hooks()
+
+
+@dataclass(frozen=True, slots=True)
+class NoParams:
+    """Nothing to choose."""
 
 
 @dataclass(frozen=True, slots=True)
