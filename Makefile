@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 KERNELS := $(VENV)/.kernels
 # more than two cores' worth: live tests mostly wait
 WORKERS ?= 3
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-quick test-all check format docs bench clean

@@ -1,10 +1,12 @@
 """Settings that all tests share, and one Spark session per test process, started when first asked for."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -59,37 +61,52 @@ def _mark(folder: str) -> str:
     return {"pipeline": "spark", "overlay": "live"}.get(folder.partition("/")[0], "command")
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give marks by folder, and workers what they share.
-
-    All tests of the shared Spark session run in one worker: a session takes ten seconds to start and is
-    slow until its code is warm. Tests of a module stay together for the sake of its fixtures, except for
-    those of a live overlay, which have servers of their own and mostly wait.
-    """
+    """Give marks by folder, and put what takes longest first."""
     for item in items:
-        folder = _folder(item)
-        if mark := _mark(folder):
+        if mark := _mark(_folder(item)):
             item.add_marker(mark)
-        fixtures = getattr(item, "fixturenames", ())
-        if "spark" in fixtures:
+        if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker("spark")
-            item.add_marker(pytest.mark.xdist_group("spark"))
-        elif mark in ("", "command") or _shares(item):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
     items.sort(key=_rank)
 
 
-def _shares(item: pytest.Item) -> bool:
-    """Whether a test uses a fixture that its module starts once."""
-    found = getattr(item, "_fixtureinfo", None)
-    named = found.name2fixturedefs.values() if found is not None else ()
-    return any(each.scope == "module" for defs in named for each in defs)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Units of work by `_unit`, in the order of collection. Marks of xdist's own groups do nothing with
+    pytest 9.2, which ignores the names that xdist 3.8 gives tests for them."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByUnit(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _unit(nodeid)
+
+    config.option.loadscopereorder = False
+    return ByUnit(config, log) if config.option.dist == "load" else None
+
+
+def _unit(nodeid: str) -> str:
+    """Tests with the same name here run in one worker.
+
+    All modules of the shared Spark session do: it takes ten seconds to start and is slow until its code is
+    warm. Tests of another module stay together, except for those of a live overlay, which mostly wait and
+    have servers of their own unless a fixture of the module starts them.
+    """
+    name = nodeid.partition("::")[0]
+    text = _text(_HERE.parent / name)
+    if re.search(r'\bspark: "?SparkSession|usefixtures\("spark"\)', text):
+        return "spark"
+    return name if "overlay/live" not in name or 'scope="module"' in text else nodeid
+
+
+@cache
+def _text(path: Path) -> str:
+    return path.read_text()
 
 
 def _rank(item: pytest.Item) -> int:
     """The shared session first, then by folder; pure tests fill what is left."""
-    if "spark" in getattr(item, "fixturenames", ()):
+    if _unit(item.nodeid) == "spark":
         return -1
     folder = _folder(item)
     return next((i for i, name in enumerate(_FIRST) if folder.startswith(name)), len(_FIRST))

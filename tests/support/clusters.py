@@ -52,7 +52,7 @@ LOCAL = Place("local[2]", {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLev
 
 
 @contextmanager
-def standalone_cluster(folder: Path, *, workers: int = 2, timeout_s: float = 120.0) -> Iterator[Place]:
+def standalone_cluster(folder: Path, *, workers: int = 2, timeout_s: float = 400.0) -> Iterator[Place]:
     """A master and `workers` workers of one core each."""
     port, page = free_port(), free_port()
     secret = {"spark.authenticate": "true", "spark.authenticate.secret": secrets.token_hex(16)}
@@ -78,7 +78,7 @@ def standalone_cluster(folder: Path, *, workers: int = 2, timeout_s: float = 120
 
 
 @contextmanager
-def connect_server(folder: Path, *, timeout_s: float = 120.0) -> Iterator[Place]:
+def connect_server(folder: Path, *, timeout_s: float = 400.0) -> Iterator[Place]:
     """A Connect server with two task slots that asks for a token."""
     port, token = free_port(), secrets.token_hex(16)
     settings = _settings_file(
@@ -105,7 +105,7 @@ def connect_server(folder: Path, *, timeout_s: float = 120.0) -> Iterator[Place]
         yield Place(f"sc://127.0.0.1:{port}/;token={token}")
 
 
-def run_job(place: Place, script: Path, folder: Path, *arguments: str, timeout_s: float = 400.0) -> Path:
+def run_job(place: Place, script: Path, folder: Path, *arguments: str, timeout_s: float = 1000.0) -> Path:
     """Run one job script at `place` and return the file that it wrote."""
     return run_jobs(place, [(script, arguments)], folder, timeout_s=timeout_s)[0]
 
@@ -125,7 +125,7 @@ def _run(script: Path, spark: "SparkSession", output: Path, arguments: Sequence[
 
 
 def run_jobs(
-    place: Place, jobs: Sequence[tuple[Path, Sequence[str]]], folder: Path, *, timeout_s: float = 400.0
+    place: Place, jobs: Sequence[tuple[Path, Sequence[str]]], folder: Path, *, timeout_s: float = 1000.0
 ) -> list[Path]:
     """Run job scripts one after another in one driver process; the files they wrote, in their order."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ def run_jobs(
 
 
 def run_python(
-    code: str, *arguments: str, env: Mapping[str, str] | None = None, timeout_s: float = 180.0
+    code: str, *arguments: str, env: Mapping[str, str] | None = None, timeout_s: float = 600.0
 ) -> "subprocess.CompletedProcess[str]":
     """Run `code` in a Python process of its own, which has to end well; what it printed."""
     run = subprocess.run(
