@@ -128,7 +128,7 @@ def test_kernels_find_the_channels_that_admit_an_event_in_their_order(
     made = Plan("drawn", PAIR, KNOWN, tuple(channel(*each) for each in given_))
     demand = Demand.of([(origin, classes, 1, 1) for origin, classes in events])
     with patch.object(walk, "_FIRST_RIDES", 1):
-        rides = Walker(layout_of(made)).rides(demand, 0, len(demand))
+        rides = Walker(layout_of(made)).rides(demand, 0, len(demand)).columns
     for i in range(len(demand)):
         origin, seen = int(demand.publisher[i]), set(demand[i].tolist())
         taken = [

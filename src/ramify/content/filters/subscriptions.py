@@ -20,6 +20,7 @@ from typing import Any
 from ramify.content.events.attributes import AttributeType
 from ramify.content.filters.filters import Filter
 from ramify.content.filters.keywords import parse_keywords
+from ramify.content.filters.parse_cache import ParseCache
 from ramify.content.filters.pattern import parse_pattern
 from ramify.errors import FilterError, InputError
 
@@ -29,6 +30,7 @@ Keywords = tuple[str, ...] | tuple[tuple[str, ...], ...]
 _SPELLINGS = ("sql", "pattern", "keywords")
 _FIELDS = ("id", "client", "broker", *_SPELLINGS, "latency_ms")
 MAX_LINE_BYTES = 1 << 20
+_PARSES = ParseCache()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +64,16 @@ class Subscription:
             raise InputError(f"subscription {self.id}: latency_ms must be a positive number")
 
     def parse(self, schema: Mapping[str, AttributeType] | None = None) -> Filter:
-        """The filter. Raises FilterError. Parsing takes a fraction of a millisecond: keep the result."""
-        if self.sql is not None:
-            from ramify.content.filters.sql import (
-                parse_sql,  # sqlglot: a client leaves the parsing to brokers
-            )
+        """The filter. Raises FilterError. Recent texts are not parsed again: `parse_cache`."""
+        sql, pattern, keywords = self.sql, self.pattern, self.keywords
+        if sql is not None:
+            from ramify.content.filters.sql import parse_sql  # sqlglot: a client leaves it to brokers
 
-            return parse_sql(self.sql, schema)
-        if self.pattern is not None:
-            return parse_pattern(self.pattern, schema)
-        assert self.keywords is not None, "exactly one spelling is given"
-        return parse_keywords(self.keywords)
+            return _PARSES.get("sql", sql, schema, lambda: parse_sql(sql, schema))
+        if pattern is not None:
+            return _PARSES.get("pattern", pattern, schema, lambda: parse_pattern(pattern, schema))
+        assert keywords is not None, "exactly one spelling is given"
+        return _PARSES.get("keywords", keywords, None, lambda: parse_keywords(keywords))
 
     @property
     def spelling(self) -> str:

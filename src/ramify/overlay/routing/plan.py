@@ -216,7 +216,7 @@ class RoutingPlan:
         from ramify.planning.demand.demand import Demand
 
         one = Demand.of([(origin, classes, 1, 0)], cells=[cell])
-        rides = self._walker.rides(one, 0, 1)
+        rides = self._walker.rides(one, 0, 1).columns
         for channel in rides.channel[rides.chosen != 0].tolist():
             if isinstance(self.plan.channels[channel].admits.content, Stamped):
                 return int(channel)

@@ -1,11 +1,15 @@
 """Compiled: crossings to sums, arrivals to who was reached when. The last steps of `ride_kernels.py`."""
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
 from ramify.compiled import Int, compiled
+from ramify.planning.plans.layout import LayoutTables
+from ramify.planning.pricing.ride_kernels import DemandColumns, RideColumns
 
-__all__ = ["charge", "settle"]
+__all__ = ["Arrivals", "ChargeMemory", "CrossingColumns", "SettleMemory", "charge", "settle"]
 
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
@@ -13,36 +17,64 @@ Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.uint8]
 
 
+class CrossingColumns(NamedTuple):
+    """Hops crossed, sorted by pattern, with the bytes of their headers."""
+
+    pattern: Ints
+    hop: Ints
+    header: Ints
+
+
+class ChargeMemory(NamedTuple):
+    """Scratch of `charge`: stamps per link and per broker."""
+
+    of_link: Longs
+    at_broker: Longs
+    wanted: Longs
+
+
+class SettleMemory(NamedTuple):
+    """Scratch of `settle`: per class, per broker."""
+
+    class_stamp: Longs
+    class_ms: Floats
+    class_hops: Ints
+    host_stamp: Longs
+    host_place: Longs
+
+
+class Arrivals(NamedTuple):
+    """The slowest arrival at each class; when and after how many links destinations were reached."""
+
+    worst_ms: Floats
+    start: Longs
+    ms: Floats
+    hops: Ints
+
+
 @compiled
 def charge(
-    cross_pattern: Ints,
-    cross_hop: Ints,
-    cross_header: Ints,
-    publisher: Ints,
-    counts: Longs,
-    sizes: Longs,
-    tags: npt.NDArray[np.uint64],
-    start: Longs,
-    classes: Ints,
-    host: Ints,
-    hop_start: Longs,
-    hop_arc: Ints,
-    label_bytes: Ints,
-    arc_head: Ints,
-    of_link: Longs,
-    at_broker: Longs,
-    wanted: Longs,
-    messages: Longs,
-    payload: Longs,
-    header: Longs,
+    crossed: CrossingColumns,
+    demand: DemandColumns,
+    t: LayoutTables,
+    memory: ChargeMemory,
+    into: Longs,
     tally: Longs,
     entered: npt.NDArray[np.uint64],
 ) -> None:
     """Add up crossings, which come sorted by pattern, all of a pattern in one call: stamps are pattern + 1.
 
-    `tally`: broker duplicates, link duplicates, visits, waste. The publisher's broker has the event
-    from its client, so that any reception there is a duplicate.
+    `into`: messages, payload and header bytes of each arc. `tally`: broker duplicates, link duplicates,
+    visits, waste. The publisher's broker has the event from its client, so that any reception there is a
+    duplicate.
     """
+    messages, payload, header = into[0], into[1], into[2]
+    cross_pattern, cross_hop, cross_header = crossed.pattern, crossed.hop, crossed.header
+    publisher, counts, sizes, tags = demand.publisher, demand.counts, demand.sizes, demand.tags
+    start, classes = demand.start, demand.classes
+    host, hop_start, hop_arc, label_bytes = t.host, t.hop_start, t.hop_arc, t.label_bytes
+    arc_head = t.arc_head
+    of_link, at_broker, wanted = memory.of_link, memory.at_broker, memory.wanted
     i: Int = -1
     stamp: Int = 0
     for c in range(len(cross_pattern)):
@@ -77,34 +109,26 @@ def charge(
 def settle(
     first: Int,
     last: Int,
-    rides: Int,
-    publisher: Ints,
-    counts: Longs,
-    start: Longs,
-    classes: Ints,
-    host: Ints,
-    ride_pattern: Ints,
-    ride_start: Longs,
-    ride_entry: Ints,
-    chosen: Flags,
-    entry_class: Ints,
+    demand: DemandColumns,
+    taken: RideColumns,
+    t: LayoutTables,
     reach_ms: Floats,
     reach_hops: Ints,
-    class_stamp: Longs,
-    class_ms: Floats,
-    class_hops: Ints,
-    host_stamp: Longs,
-    host_place: Longs,
-    worst_ms: Floats,
-    out_start: Longs,
-    out_ms: Floats,
-    out_hops: Ints,
+    memory: SettleMemory,
+    out: Arrivals,
     tally: Longs,
 ) -> None:
     """When each class and each destination broker had the event first, and who never did.
 
     `tally`: deliveries, undelivered (event, class) pairs. Stamps are pattern + 1.
     """
+    rides = len(taken.pattern)
+    publisher, counts, start, classes = demand.publisher, demand.counts, demand.start, demand.classes
+    ride_pattern, ride_start, ride_entry, chosen = taken.pattern, taken.start, taken.entry, taken.chosen
+    entry_class, host = t.entry_class, t.host
+    class_stamp, class_ms, class_hops = memory.class_stamp, memory.class_ms, memory.class_hops
+    host_stamp, host_place = memory.host_stamp, memory.host_place
+    worst_ms, out_start, out_ms, out_hops = out.worst_ms, out.start, out.ms, out.hops
     r: Int = 0
     for i in range(first, last):
         stamp = i + 1

@@ -4,24 +4,38 @@ Owns the walk on trees, by trees in headers, by destination lists and by copies,
 trees. See `ride_kernels.py` for the steps before, `ramify.overlay.routing.headers` for the form of headers.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ramify.compiled import Int, compiled
 from ramify.network.trees.steiner_kernels import grow_better_tree
+from ramify.planning.plans.layout import LayoutTables
 from ramify.planning.pricing.ride_kernels import (
     COPIES,
     DESTINATIONS,
     FILTER,
     FLOOD,
     HEADER_TREE,
+    DemandColumns,
+    RideColumns,
+    TreeMemory,
+    TreeTables,
     climb,
     flood,
 )
 
-__all__ = ["leg_crossings", "walk_copy_rides", "walk_header_rides", "walk_list_rides", "walk_tree_rides"]
+__all__ = [
+    "CrossingRoom",
+    "GrowMemory",
+    "StackMemory",
+    "leg_crossings",
+    "walk_copy_rides",
+    "walk_header_rides",
+    "walk_list_rides",
+    "walk_tree_rides",
+]
 
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
@@ -30,6 +44,38 @@ Flags = npt.NDArray[np.uint8]
 
 FIXED_BYTES = 2
 """Header of a message: kind and hop count, then the publisher's broker and what its kind needs."""
+
+
+class CrossingRoom(NamedTuple):
+    """Room for crossings; when and after how many links each entry of the rides was reached."""
+
+    pattern: Ints
+    hop: Ints
+    header: Ints
+    reach_ms: Floats
+    reach_hops: Ints
+    matchings: Longs  # [1]
+
+
+class GrowMemory(NamedTuple):
+    """Scratch of `grow_better_tree`."""
+
+    clock: Longs
+    stamps: Longs
+    near: Any
+    work: Ints
+    worth: Floats
+
+
+class StackMemory(NamedTuple):
+    """Scratch of `walk_list_rides`: parts of lists that are still to be carried on."""
+
+    spare: Ints
+    broker: Ints
+    start: Ints
+    end: Ints
+    hops: Ints
+    ms: Floats
 
 
 @compiled
@@ -44,50 +90,26 @@ def varint(value: Int) -> int:
 
 @compiled
 def walk_tree_rides(
-    rides: Int,
-    publisher: Ints,
-    counts: Longs,
-    ride_pattern: Ints,
-    ride_channel: Ints,
-    ride_enters: Ints,
-    ride_group: Longs,
-    ride_start: Longs,
-    ride_entry: Ints,
-    chosen: Flags,
-    entry_at: Ints,
-    entry_note: Ints,
-    entry_class: Ints,
-    host: Ints,
-    pruning: Ints,
-    serves_here: Flags,
-    target_row: Ints,
-    legs: Ints,
-    order_start: Longs,
-    order: Ints,
-    parent: Ints,
-    up: Ints,
-    down: Ints,
-    hop_ms: Floats,
-    hop_length: Ints,
-    clock: Longs,
-    on_tree: Longs,
-    ms: Floats,
-    hops: Ints,
-    chain: Ints,
-    chain_place: Ints,
-    chain_stamp: Longs,
-    walk: Ints,
-    crossed: Ints,
-    arrived: Ints,
+    taken: RideColumns,
+    demand: DemandColumns,
+    t: LayoutTables,
+    trees: TreeTables,
+    memory: TreeMemory,
     noted: Longs,
-    cross_pattern: Ints,
-    cross_hop: Ints,
-    cross_header: Ints,
-    reach_ms: Floats,
-    reach_hops: Ints,
-    matchings: Longs,
+    out: CrossingRoom,
 ) -> int:
     """Crossings of rides on filtered and flooded trees, final notifications included; returns how many."""
+    rides = len(taken.pattern)
+    ride_pattern, ride_channel, ride_enters = taken.pattern, taken.channel, taken.enters
+    ride_group, ride_start, ride_entry, chosen = taken.group, taken.start, taken.entry, taken.chosen
+    publisher, counts = demand.publisher, demand.counts
+    entry_at, entry_note, entry_class, host = t.entry_at, t.entry_note, t.entry_class, t.host
+    pruning, serves_here, target_row, legs = t.pruning, t.serves_here, t.target_row, t.legs
+    hop_ms, hop_length = t.hop_ms, t.hop_length
+    clock, on_tree, ms, hops = memory.clock, memory.on_tree, memory.ms, memory.hops
+    crossed, arrived = memory.crossed, memory.arrived
+    cross_pattern, cross_hop, cross_header, reach_ms = out.pattern, out.hop, out.header, out.reach_ms
+    reach_hops, matchings = out.reach_hops, out.matchings
     total = 0
     for r in range(rides):
         channel = ride_channel[r]
@@ -104,16 +126,10 @@ def walk_tree_rides(
         clock[0] += 1
         stamp = clock[0]
         if pruning[channel] == FLOOD:
-            done = flood(
-                channel, enters, order_start, order, parent, up, down, hop_ms, hop_length, stamp, on_tree,
-                ms, hops, crossed, arrived,
-            )  # fmt: skip
+            done = flood(channel, enters, trees, stamp, memory)
         else:
-            done = climb(
-                channel, enters, ride_start[r], ride_start[r + 1], ride_entry, entry_at, parent, up, down,
-                hop_ms, hop_length, stamp, on_tree, ms, hops, chain, chain_place, chain_stamp, walk,
-                crossed, arrived,
-            )  # fmt: skip
+            begin, until = ride_start[r], ride_start[r + 1]
+            done = climb(channel, enters, begin, until, ride_entry, entry_at, trees, stamp, memory)
         header = FIXED_BYTES + varint(origin) + varint(channel)
         for k in range(done):
             cross_pattern[total] = i
@@ -197,50 +213,33 @@ def _arc(start: Ints, neighbor: Ints, arc: Ints, u: Int, v: Int) -> int:
 
 @compiled
 def walk_header_rides(
-    rides: Int,
-    publisher: Ints,
-    counts: Longs,
-    ride_pattern: Ints,
-    ride_channel: Ints,
-    ride_start: Longs,
-    ride_entry: Ints,
-    chosen: Flags,
-    entry_class: Ints,
-    host: Ints,
-    pruning: Ints,
-    adjacent_start: Ints,
-    adjacent: Ints,
-    adjacent_arc: Ints,
-    hop_ms: Floats,
+    taken: RideColumns,
+    demand: DemandColumns,
+    t: LayoutTables,
     dist: Any,
     pred: Any,
-    clock: Longs,
-    to_broker: Longs,
-    destinations: Ints,
-    tree_clock: Longs,
-    tree_stamps: Longs,
-    tree_near: Any,
-    tree_work: Ints,
-    tree_worth: Floats,
-    tree_node: Ints,
-    tree_parent: Ints,
-    place: Ints,
-    children: Ints,
-    below: Ints,
-    ms: Floats,
-    hops: Ints,
-    cross_pattern: Ints,
-    cross_hop: Ints,
-    cross_header: Ints,
-    reach_ms: Floats,
-    reach_hops: Ints,
-    matchings: Longs,
+    growing: GrowMemory,
+    memory: TreeMemory,
+    out: CrossingRoom,
 ) -> int:
     """Crossings of the rides whose header carries their tree: `grow_better_tree` from the origin.
 
     What a broker's header says, from the leaves up: twice its number of children, plus 1 when it is a
     destination; then each child and what that child's header will say.
     """
+    rides = len(taken.pattern)
+    ride_pattern, ride_channel, ride_start = taken.pattern, taken.channel, taken.start
+    ride_entry, chosen = taken.entry, taken.chosen
+    publisher, counts = demand.publisher, demand.counts
+    entry_class, host, pruning, adjacent_start = t.entry_class, t.host, t.pruning, t.adjacent_start
+    adjacent, adjacent_arc, hop_ms = t.adjacent, t.adjacent_arc, t.hop_ms
+    tree_clock, tree_stamps, tree_near = growing.clock, growing.stamps, growing.near
+    tree_work, tree_worth = growing.work, growing.worth
+    clock, to_broker, destinations = memory.clock, memory.to_broker, memory.destinations
+    tree_node, tree_parent, place = memory.chain, memory.walk, memory.chain_place
+    children, below, ms, hops = memory.crossed, memory.arrived, memory.ms, memory.hops
+    cross_pattern, cross_hop, cross_header, reach_ms = out.pattern, out.hop, out.header, out.reach_ms
+    reach_hops, matchings = out.reach_hops, out.matchings
     total = 0
     for r in range(rides):
         channel = ride_channel[r]
@@ -325,41 +324,27 @@ def _bring_forward(nodes: Ints, start: Int, end: Int, here: Int, toward: Any, sp
 
 @compiled
 def walk_list_rides(
-    rides: Int,
-    publisher: Ints,
-    counts: Longs,
-    ride_pattern: Ints,
-    ride_channel: Ints,
-    ride_start: Longs,
-    ride_entry: Ints,
-    chosen: Flags,
-    entry_class: Ints,
-    host: Ints,
-    pruning: Ints,
-    adjacent_start: Ints,
-    adjacent: Ints,
-    adjacent_arc: Ints,
-    hop_ms: Floats,
+    taken: RideColumns,
+    demand: DemandColumns,
+    t: LayoutTables,
     toward: Any,
-    clock: Longs,
-    to_broker: Longs,
-    destinations: Ints,
-    spare: Ints,
-    stack_broker: Ints,
-    stack_start: Ints,
-    stack_end: Ints,
-    stack_hops: Ints,
-    stack_ms: Floats,
-    ms: Floats,
-    hops: Ints,
-    cross_pattern: Ints,
-    cross_hop: Ints,
-    cross_header: Ints,
-    reach_ms: Floats,
-    reach_hops: Ints,
-    matchings: Longs,
+    stack: StackMemory,
+    memory: TreeMemory,
+    out: CrossingRoom,
 ) -> int:
     """Crossings of the rides that carry destinations: each broker takes itself off and splits the rest."""
+    rides = len(taken.pattern)
+    ride_pattern, ride_channel, ride_start = taken.pattern, taken.channel, taken.start
+    ride_entry, chosen = taken.entry, taken.chosen
+    publisher, counts = demand.publisher, demand.counts
+    entry_class, host, pruning, adjacent_start = t.entry_class, t.host, t.pruning, t.adjacent_start
+    adjacent, adjacent_arc, hop_ms = t.adjacent, t.adjacent_arc, t.hop_ms
+    spare, stack_broker, stack_start, stack_end = stack.spare, stack.broker, stack.start, stack.end
+    stack_hops, stack_ms = stack.hops, stack.ms
+    clock, to_broker, destinations, ms = memory.clock, memory.to_broker, memory.destinations, memory.ms
+    hops = memory.hops
+    cross_pattern, cross_hop, cross_header, reach_ms = out.pattern, out.hop, out.header, out.reach_ms
+    reach_hops, matchings = out.reach_hops, out.matchings
     total = 0
     for r in range(rides):
         channel = ride_channel[r]
@@ -415,43 +400,26 @@ def walk_list_rides(
 
 @compiled
 def walk_copy_rides(
-    rides: Int,
-    publisher: Ints,
-    counts: Longs,
-    ride_pattern: Ints,
-    ride_channel: Ints,
-    ride_start: Longs,
-    ride_entry: Ints,
-    chosen: Flags,
-    entry_class: Ints,
-    host: Ints,
-    pruning: Ints,
-    parent: Ints,
-    up: Ints,
-    down: Ints,
-    adjacent_start: Ints,
-    adjacent: Ints,
-    adjacent_arc: Ints,
-    hop_ms: Floats,
-    hop_length: Ints,
+    taken: RideColumns,
+    demand: DemandColumns,
+    t: LayoutTables,
     toward: Any,
-    clock: Longs,
-    to_broker: Longs,
-    destinations: Ints,
-    chain: Ints,
-    chain_place: Ints,
-    chain_stamp: Longs,
-    walk: Ints,
-    ms: Floats,
-    hops: Ints,
-    cross_pattern: Ints,
-    cross_hop: Ints,
-    cross_header: Ints,
-    reach_ms: Floats,
-    reach_hops: Ints,
-    matchings: Longs,
+    memory: TreeMemory,
+    out: CrossingRoom,
 ) -> int:
     """Crossings of one copy per destination, along the channel's tree or by next hops, none merged."""
+    rides = len(taken.pattern)
+    ride_pattern, ride_channel, ride_start = taken.pattern, taken.channel, taken.start
+    ride_entry, chosen = taken.entry, taken.chosen
+    publisher, counts = demand.publisher, demand.counts
+    entry_class, host, pruning, parent, up = t.entry_class, t.host, t.pruning, t.parent, t.up
+    down, adjacent_start, adjacent, adjacent_arc = t.down, t.adjacent_start, t.adjacent, t.adjacent_arc
+    hop_ms, hop_length = t.hop_ms, t.hop_length
+    clock, to_broker, destinations = memory.clock, memory.to_broker, memory.destinations
+    chain, chain_place, chain_stamp = memory.chain, memory.chain_place, memory.chain_stamp
+    walk, ms, hops = memory.walk, memory.ms, memory.hops
+    cross_pattern, cross_hop, cross_header, reach_ms = out.pattern, out.hop, out.header, out.reach_ms
+    reach_hops, matchings = out.reach_hops, out.matchings
     total = 0
     for r in range(rides):
         channel = ride_channel[r]
@@ -515,24 +483,18 @@ def walk_copy_rides(
 
 @compiled
 def leg_crossings(
-    rides: Int,
-    publisher: Ints,
-    counts: Longs,
-    ride_pattern: Ints,
-    ride_channel: Ints,
-    ride_enters: Ints,
-    ride_group: Longs,
-    chosen: Flags,
-    pruning: Ints,
-    serves_here: Flags,
-    target_row: Ints,
-    legs: Ints,
-    cross_pattern: Ints,
-    cross_hop: Ints,
-    cross_header: Ints,
-    matchings: Longs,
+    taken: RideColumns,
+    demand: DemandColumns,
+    t: LayoutTables,
+    out: CrossingRoom,
 ) -> int:
     """One leg for each group of rides that enters elsewhere; its header lists the channels."""
+    rides = len(taken.pattern)
+    ride_pattern, ride_channel, ride_enters = taken.pattern, taken.channel, taken.enters
+    ride_group, chosen = taken.group, taken.chosen
+    publisher, counts = demand.publisher, demand.counts
+    pruning, serves_here, target_row, legs = t.pruning, t.serves_here, t.target_row, t.legs
+    cross_pattern, cross_hop, cross_header, matchings = out.pattern, out.hop, out.header, out.matchings
     total = 0
     for r in range(rides):
         i, enters = ride_pattern[r], ride_enters[r]

@@ -14,17 +14,19 @@ Owns the rules of `plan.py` in compiled form. The router has the same rules a se
 broker and one event at a time; that both come to the same counts, link by link, is what the tests of
 every scheme assert.
 
-Scratch arrays are told apart by stamps, so that a ride costs what it touches. Kernels take plain
-arrays: named tuples of arrays handed from function to function are slow to compile and to run. (numba
-does not see that a kernel of another file has changed: after an edit here, touch the files that call
-it.)
+Scratch arrays are told apart by stamps, so that a ride costs what it touches. Arrays that belong together
+come as named tuples; a kernel takes those it reads out of them once, before its loops, and a function that
+it calls for every ride gets a small tuple, since a call passes seven words per array. (numba does not see
+that a kernel of another file has changed: after an edit here, touch the files that call it.)
 """
+
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ramify.compiled import Int, compiled, inlined
-from ramify.planning.plans.layout import OP_ALL, OP_SOME, OP_TERM
+from ramify.planning.plans.layout import OP_ALL, OP_SOME, OP_TERM, LayoutTables
 
 __all__ = [
     "ANY_OF",
@@ -34,6 +36,12 @@ __all__ = [
     "FLOOD",
     "HEADER_TREE",
     "STAMPED",
+    "DemandColumns",
+    "GatherMemory",
+    "RideColumns",
+    "RideRoom",
+    "TreeMemory",
+    "TreeTables",
     "choose_rides",
     "climb",
     "flood",
@@ -47,6 +55,85 @@ Flags = npt.NDArray[np.uint8]
 
 FILTER, FLOOD, HEADER_TREE, DESTINATIONS, COPIES = range(5)
 ANY_OF, STAMPED, EVERYTHING, CELLS, HOLDS = range(5)
+
+
+class DemandColumns(NamedTuple):
+    """What kernels read of a demand; see `Demand`."""
+
+    publisher: Ints
+    cell: Ints
+    start: Longs
+    classes: Ints
+    counts: Longs
+    sizes: Longs
+    tags: npt.NDArray[np.uint64]
+
+
+class RideColumns(NamedTuple):
+    """Rides: ride r has the entries `entry[start[r]:start[r + 1]]`; `chosen` are those that are taken."""
+
+    pattern: Ints
+    channel: Ints
+    enters: Ints
+    group: Longs
+    start: Longs
+    entry: Ints
+    chosen: Flags
+
+
+class RideRoom(NamedTuple):
+    """Room for rides that are being gathered."""
+
+    pattern: Ints
+    channel: Ints
+    enters: Ints
+    group: Longs
+    start: Longs
+    entry: Ints
+
+
+class GatherMemory(NamedTuple):
+    """Scratch of `gather_rides`: per term, per channel, per entry, per broker."""
+
+    clock: Longs
+    of_term: Longs
+    true_term: Ints
+    touched: Longs
+    head: Ints
+    next_entry: Ints
+    listed: Ints
+    truth: Flags
+    group_stamp: Longs
+    group_of: Longs
+
+
+class TreeTables(NamedTuple):
+    """The columns of `LayoutTables` that a walk on a tree reads."""
+
+    order_start: Longs
+    order: Ints
+    parent: Ints
+    up: Ints
+    down: Ints
+    hop_ms: Floats
+    hop_length: Ints
+
+
+class TreeMemory(NamedTuple):
+    """Scratch of a walk: per broker, and the hops that it crossed."""
+
+    clock: Longs
+    on_tree: Longs
+    to_broker: Longs
+    destinations: Ints
+    ms: Floats
+    hops: Ints
+    chain: Ints
+    chain_place: Ints
+    chain_stamp: Longs
+    walk: Ints
+    crossed: Ints
+    arrived: Ints
 
 
 @inlined
@@ -110,50 +197,10 @@ def gather_rides(
     last: Int,
     rides: Int,
     entries: Int,
-    publisher: Ints,
-    cell: Ints,
-    start: Longs,
-    classes: Ints,
-    class_start: Longs,
-    entry_class: Ints,
-    entry_channel: Ints,
-    entry_region: Ints,
-    host: Ints,
-    set_start: Longs,
-    set_cell: Ints,
-    any_publisher: Flags,
-    publisher_start: Longs,
-    publishers: Ints,
-    open_start: Longs,
-    open_channel: Ints,
-    content: Ints,
-    cells_of: Ints,
-    term_start: Longs,
-    term: Ints,
-    filed_start: Longs,
-    filed_channel: Ints,
-    need_start: Longs,
-    need: Ints,
-    program_start: Longs,
-    program: Ints,
-    target_row: Ints,
-    targets: Ints,
-    of_term: Longs,
-    true_term: Ints,
-    touched: Longs,
-    head: Ints,
-    next_entry: Ints,
-    listed: Ints,
-    truth: Flags,
-    group_stamp: Longs,
-    group_of: Longs,
-    clock: Longs,
-    ride_pattern: Ints,
-    ride_channel: Ints,
-    ride_enters: Ints,
-    ride_group: Longs,
-    ride_start: Longs,
-    ride_entry: Ints,
+    demand: DemandColumns,
+    t: LayoutTables,
+    memory: GatherMemory,
+    into: RideRoom,
 ) -> tuple[int, int, int]:
     """Append the rides of patterns `first` to `last - 1`, pattern by pattern, to those that there are.
 
@@ -163,6 +210,19 @@ def gather_rides(
     Channels found by class come first; then, ascending, those found by a term that their expression needs
     and those that are looked at for every event; stamped ones last.
     """
+    publisher, cell, start, classes = demand.publisher, demand.cell, demand.start, demand.classes
+    class_start, entry_channel, entry_region = t.class_start, t.entry_channel, t.entry_region
+    host, set_start, set_cell, any_publisher = t.host, t.set_start, t.set_cell, t.any_publisher
+    publisher_start, publishers, open_start = t.publisher_start, t.publishers, t.open_start
+    open_channel, content, cells_of, term_start = t.open_channel, t.content, t.cells_of, t.term_start
+    term, filed_start, filed_channel, need_start = t.term, t.filed_start, t.filed_channel, t.need_start
+    need, program_start, program, target_row = t.need, t.program_start, t.program, t.target_row
+    targets = t.targets
+    of_term, true_term, touched, head = memory.of_term, memory.true_term, memory.touched, memory.head
+    next_entry, listed, truth = memory.next_entry, memory.listed, memory.truth
+    group_stamp, group_of, clock = memory.group_stamp, memory.group_of, memory.clock
+    ride_pattern, ride_channel, ride_enters = into.pattern, into.channel, into.enters
+    ride_group, ride_start, ride_entry = into.group, into.start, into.entry
     for i in range(first, last):
         origin = publisher[i]
         clock[0] += 1
@@ -255,21 +315,9 @@ def climb(
     entry_to: Int,
     ride_entry: Ints,
     entry_at: Ints,
-    parent: Ints,
-    up: Ints,
-    down: Ints,
-    hop_ms: Floats,
-    hop_length: Ints,
+    trees: TreeTables,
     stamp: Int,
-    on_tree: Longs,
-    ms: Floats,
-    hops: Ints,
-    chain: Ints,
-    chain_place: Ints,
-    chain_stamp: Longs,
-    walk: Ints,
-    crossed: Ints,
-    arrived: Ints,
+    memory: TreeMemory,
 ) -> int:
     """The hops of a filtered channel from the broker where a ride enters to those that serve its entries.
 
@@ -277,6 +325,11 @@ def climb(
     `crossed` and `arrived` so that every copy arrives before it is sent on, and the arrival times of the
     brokers stamped `on_tree`. `ms` and `hops` of the entry are given. Returns how many hops.
     """
+    parent, up, down, hop_ms = trees.parent, trees.up, trees.down, trees.hop_ms
+    hop_length = trees.hop_length
+    on_tree, ms, hops, chain = memory.on_tree, memory.ms, memory.hops, memory.chain
+    chain_place, chain_stamp, walk = memory.chain_place, memory.chain_stamp, memory.walk
+    crossed, arrived = memory.crossed, memory.arrived
     length = 0
     v = enters
     while v >= 0:
@@ -322,21 +375,15 @@ def climb(
 def flood(
     channel: Int,
     enters: Int,
-    order_start: Longs,
-    order: Ints,
-    parent: Ints,
-    up: Ints,
-    down: Ints,
-    hop_ms: Floats,
-    hop_length: Ints,
+    trees: TreeTables,
     stamp: Int,
-    on_tree: Longs,
-    ms: Floats,
-    hops: Ints,
-    crossed: Ints,
-    arrived: Ints,
+    memory: TreeMemory,
 ) -> int:
     """Every hop of a tree, away from the entry; otherwise as `climb`."""
+    order_start, order, parent, up = trees.order_start, trees.order, trees.parent, trees.up
+    down, hop_ms, hop_length = trees.down, trees.hop_ms, trees.hop_length
+    on_tree, ms, hops, crossed = memory.on_tree, memory.ms, memory.hops, memory.crossed
+    arrived = memory.arrived
     on_tree[enters] = stamp
     done = 0
     v = enters
@@ -366,43 +413,23 @@ def flood(
 
 @compiled
 def choose_rides(
-    rides: Int,
+    taken: RideColumns,
     publisher: Ints,
-    ride_pattern: Ints,
-    ride_channel: Ints,
-    ride_enters: Ints,
-    ride_start: Longs,
-    ride_entry: Ints,
-    entry_at: Ints,
-    content: Ints,
-    pruning: Ints,
-    target_row: Ints,
-    legs: Ints,
-    order_start: Longs,
-    order: Ints,
-    parent: Ints,
-    up: Ints,
-    down: Ints,
-    hop_weight: Floats,
-    hop_ms: Floats,
-    hop_length: Ints,
-    clock: Longs,
-    on_tree: Longs,
-    ms: Floats,
-    hops: Ints,
-    chain: Ints,
-    chain_place: Ints,
-    chain_stamp: Longs,
-    walk: Ints,
-    crossed: Ints,
-    arrived: Ints,
-    chosen: Flags,
+    t: LayoutTables,
+    trees: TreeTables,
+    memory: TreeMemory,
 ) -> None:
     """Mark the rides that are taken: all but stamped ones, and of a pattern's stamped ones the cheapest.
 
     The cost of a stamped ride is that of its leg and tree by the plan's rule; of equals the first, which is
     the lowest channel, is taken. A single stamped ride needs no walk.
     """
+    rides = len(taken.pattern)
+    ride_pattern, ride_channel, ride_enters = taken.pattern, taken.channel, taken.enters
+    ride_start, ride_entry, chosen = taken.start, taken.entry, taken.chosen
+    entry_at, content, pruning, target_row = t.entry_at, t.content, t.pruning, t.target_row
+    legs, hop_weight = t.legs, t.hop_weight
+    clock, ms, hops, crossed = memory.clock, memory.ms, memory.hops, memory.crossed
     at: Int = 0
     while at < rides:
         chosen[at] = 1
@@ -427,16 +454,12 @@ def choose_rides(
                 hops[enters] = 0
                 clock[0] += 1
                 if pruning[channel] == FLOOD:
-                    done = flood(
-                        channel, enters, order_start, order, parent, up, down, hop_ms, hop_length,
-                        clock[0], on_tree, ms, hops, crossed, arrived,
-                    )  # fmt: skip
+                    done = flood(channel, enters, trees, clock[0], memory)
                 else:
+                    begin, until = ride_start[r], ride_start[r + 1]
                     done = climb(
-                        channel, enters, ride_start[r], ride_start[r + 1], ride_entry, entry_at,
-                        parent, up, down, hop_ms, hop_length, clock[0], on_tree, ms, hops, chain,
-                        chain_place, chain_stamp, walk, crossed, arrived,
-                    )  # fmt: skip
+                        channel, enters, begin, until, ride_entry, entry_at, trees, clock[0], memory
+                    )
                 for k in range(done):
                     cost += hop_weight[crossed[k]]
                 if cost < cheapest:

@@ -12,10 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.planning.demand.demand import Demand
-from ramify.planning.plans.layout import Layout, layout_of, read_only
+from ramify.planning.plans.layout import Layout, layout_of
 from ramify.planning.plans.plan import Plan
-from ramify.planning.pricing.charge_kernels import charge, settle
-from ramify.planning.pricing.walk import Crossings, Rides, Walker
+from ramify.planning.pricing.charge_kernels import (
+    Arrivals,
+    ChargeMemory,
+    CrossingColumns,
+    SettleMemory,
+    charge,
+    settle,
+)
+from ramify.planning.pricing.walk import Crossings, Rides, Walker, demand_columns
 
 __all__ = ["Bits", "Distribution", "Floats", "Ints", "Longs", "Sums", "WeightedSpread", "sums_of"]
 
@@ -171,88 +178,59 @@ class _Account:
         self._matchings = demand.events  # at the publishers' brokers
         self._entered = np.zeros(n, dtype=np.uint64)
         np.bitwise_or.at(self._entered, demand.publisher, demand.tags)
-        self._of_link = np.zeros(m, dtype=np.int64)
-        self._at_broker, self._wanted, self._host_stamp, self._host_place = np.zeros((4, n), dtype=np.int64)
-        self._class_stamp, self._class_hops = np.zeros(c, dtype=np.int64), np.zeros(c, dtype=np.int32)
-        self._class_ms, self._worst_ms = np.zeros(c), np.full(c, -1.0)
+        self._columns = demand_columns(demand)
+        self._charging = ChargeMemory(*(np.zeros(count, dtype=np.int64) for count in (m, n, n)))
+        self._settling = SettleMemory(
+            class_stamp=np.zeros(c, dtype=np.int64),
+            class_ms=np.zeros(c),
+            class_hops=np.zeros(c, dtype=np.int32),
+            host_stamp=np.zeros(n, dtype=np.int64),
+            host_place=np.zeros(n, dtype=np.int64),
+        )
         sets = demand.destinations(plan.classes)
-        self._out_start = sets.start - np.arange(len(sets.start))  # destinations without the publisher
-        self._out_ms = np.full(int(self._out_start[-1]), -1.0)
-        self._out_hops = np.zeros(int(self._out_start[-1]), dtype=np.int32)
+        start = sets.start - np.arange(len(sets.start))  # destinations without the publisher
+        wanted = int(start[-1])
+        self._arrivals = Arrivals(
+            worst_ms=np.full(c, -1.0),
+            start=start,
+            ms=np.full(wanted, -1.0),
+            hops=np.zeros(wanted, dtype=np.int32),
+        )
 
     def add(self, rides: Rides, crossings: Crossings) -> None:
         self._matchings += crossings.matchings
-        together = (crossings.pattern, crossings.hop, crossings.header)
+        together = CrossingColumns(crossings.pattern, crossings.hop, crossings.header)
         if len(crossings.legs[0]):
-            self._charge(*crossings.legs, self._legs, np.zeros(4, dtype=np.int64))
+            self._charge(CrossingColumns(*crossings.legs), self._legs, np.zeros(4, dtype=np.int64))
             both = [np.concatenate(pair) for pair in zip(crossings.legs, together, strict=True)]
             order = np.argsort(both[0], kind="stable")
-            self._of_link[:] = 0  # the legs were only counted apart: they are charged now
-            self._at_broker[:] = 0
-            together = (both[0][order], both[1][order], both[2][order])
-        self._charge(*together, self._per_arc, self._counts)
+            self._charging.of_link[:] = 0  # the legs were only counted apart: they are charged now
+            self._charging.at_broker[:] = 0
+            together = CrossingColumns(*(column[order] for column in both))
+        self._charge(together, self._per_arc, self._counts)
         self._settle(rides, crossings)
 
-    def _charge(self, pattern: Ints, hop: Ints, header: Ints, into: Longs, counts: Longs) -> None:
-        t, d = self._layout.tables, self._demand
-        charge(
-            pattern,
-            hop,
-            header,
-            read_only(d.publisher),
-            read_only(d.count),
-            read_only(d.size),
-            read_only(d.tags),
-            read_only(d.start),
-            read_only(d.classes),
-            read_only(t.host),
-            t.hop_start,
-            t.hop_arc,
-            t.label_bytes,
-            t.arc_head,
-            self._of_link,
-            self._at_broker,
-            self._wanted,
-            into[0],
-            into[1],
-            into[2],
-            counts,
-            self._entered,
-        )
+    def _charge(self, crossed: CrossingColumns, into: Longs, counts: Longs) -> None:
+        t = self._layout.tables
+        charge(crossed, self._columns, t, self._charging, into, counts, self._entered)
 
     def _settle(self, rides: Rides, crossings: Crossings) -> None:
-        t, d = self._layout.tables, self._demand
         settle(
             rides.first,
             rides.last,
-            rides.count,
-            read_only(d.publisher),
-            read_only(d.count),
-            read_only(d.start),
-            read_only(d.classes),
-            read_only(t.host),
-            rides.pattern,
-            rides.start,
-            rides.entry,
-            rides.chosen,
-            t.entry_class,
+            self._columns,
+            rides.columns,
+            self._layout.tables,
             crossings.reach_ms,
             crossings.reach_hops,
-            self._class_stamp,
-            self._class_ms,
-            self._class_hops,
-            self._host_stamp,
-            self._host_place,
-            self._worst_ms,
-            self._out_start,
-            self._out_ms,
-            self._out_hops,
+            self._settling,
+            self._arrivals,
             self._settled,
         )
 
     def sums(self) -> Sums:
-        weight = np.repeat(self._demand.count, np.diff(self._out_start))
-        reached = self._out_ms >= 0
+        weight = np.repeat(self._demand.count, np.diff(self._arrivals.start))
+        reached = self._arrivals.ms >= 0
         published, wanted = self._unavoidable()
         return Sums(
             events=self._demand.events,
@@ -264,9 +242,9 @@ class _Account:
             entered=self._entered,
             published=published,
             wanted=wanted,
-            worst_ms=self._worst_ms,
-            hops=Distribution.of(self._out_hops[reached], weight[reached]),
-            ms=Distribution.of(self._out_ms[reached], weight[reached]),
+            worst_ms=self._arrivals.worst_ms,
+            hops=Distribution.of(self._arrivals.hops[reached], weight[reached]),
+            ms=Distribution.of(self._arrivals.ms[reached], weight[reached]),
         )
 
     def _unavoidable(self) -> tuple[Bits, Bits]:
