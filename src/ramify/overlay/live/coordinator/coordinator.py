@@ -222,7 +222,7 @@ class Coordinator:
         found, config = await stores.store.get(RULES), self.config
         known = None if found is None else decode(found[0], RulesRecord)
         wanted, self._ruled = (None if self._ruled else config.rules), True
-        wish = config.rules_once or repr(config.rules)
+        wish = config.rules_once or ("" if wanted is None else encode(wanted.record(0, "", 0.0)).decode())
         if wanted is not None and (known is None or known.wish != wish):
             wanted.checked(plan.overlay, plan.classes.schema)
             record = wanted.record(1 if known is None else known.revision + 1, wish, time.time())
