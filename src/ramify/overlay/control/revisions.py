@@ -10,7 +10,7 @@ __all__ = ["PlanChange", "PlanChanges"]
 
 
 class PlanChange(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One change of a plan, to be done the same by everyone (`planning.changes.redo`).
+    """One change of a plan, to be done the same by everyone (`planning.choosing.revise.redo`).
 
     With a subscription it is added: to class `class_id`, a new one if the plan has fewer classes, and the
     class to `channels`. Else the subscription `removed` is deleted. Channels grow for it or are pruned by

@@ -3,8 +3,11 @@
 Owns the way from the record `rules` to rules and weights that plans are judged by, and back.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ramify.content.events.events import AttributeType
+from ramify.network.graphs.overlay import Overlay
 from ramify.overlay.control.records import RulesRecord, decode
 from ramify.planning.choosing.weigh import MonthlyWeights
 from ramify.planning.pricing.rules import Rules
@@ -26,6 +29,13 @@ class OverlayRules:
         record = decode(data, RulesRecord)
         weights = MonthlyWeights(record.per_filter, record.per_million_matchings)
         return OverlayRules(Rules.read(record.rules), weights, record.revision)
+
+    def checked(self, overlay: Overlay, schema: Mapping[str, AttributeType]) -> "OverlayRules":
+        """These, or `InputError` for a place that the overlay has not, and for a filter that does not go
+        with the types of attributes."""
+        self.rules.require_known(overlay)
+        self.rules.tags(schema)
+        return self
 
     def record(self, revision: int, wish: str, now: float) -> RulesRecord:
         """The record that says so."""

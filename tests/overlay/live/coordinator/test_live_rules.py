@@ -172,6 +172,23 @@ def test_a_given_plan_that_breaks_the_rules_of_the_record_is_refused_in_the_log(
     play(tmp_path, scenario)
 
 
+def test_rules_that_do_not_go_with_the_overlay_change_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(scene: Scene) -> None:
+        async with obeying(scene.server, BROKERS):
+            scene.coordinate(plan=made(DEAR), rules=GIVEN)
+            term = await scene.term()
+            await put_rules(scene, Rules(capacity={"paris": 1.0}), 2)
+            await until(lambda: "cannot be used" in caplog.text)
+            assert "'paris' is unknown" in caplog.text
+            assert term.book.rules == GDPR
+            answer = await scene.ask("d", "r", Request("subscribe", "x", FilterText("x = 1"), wait_s=60))
+            assert answer.ok
+
+    play(tmp_path, scenario)
+
+
 def test_the_first_plan_must_keep_the_rules(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         refused = scene.coordinate(plan=made(CHEAP), rules=GIVEN)

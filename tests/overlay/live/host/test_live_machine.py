@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,14 +121,14 @@ def test_who_dies_is_started_again_and_a_new_client_gets_in(tmp_path: Path) -> N
 
 
 @contextlib.contextmanager
-def ramify_up(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+def ramify_up(directory: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     """`ramify up` as a user starts it, once it says that it routes."""
     file = directory.parent / "line.json"
     write_overlay(small_line(2), file)
     log = directory.parent / "up.log"
     command = [sys.executable, "-m", "ramify.cli", "up", "--dir", str(directory), "--overlay", str(file)]
     with log.open("wb") as out:
-        process = subprocess.Popen([*command, "--client", "alice@v0"], stdout=out, stderr=out)
+        process = subprocess.Popen([*command, "--client", "alice@v0", *words], stdout=out, stderr=out)
     try:
         deadline = time.monotonic() + 240
         while "Ctrl-C stops" not in log.read_text():
@@ -176,3 +177,42 @@ def _is_refused(directory: Path, holder: int) -> None:
     refused = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert refused.returncode != 0
     assert f"an overlay runs from here (process {holder})" in " ".join(refused.stderr.split())
+
+
+def _shown(directory: Path, *words: str) -> dict[str, Any]:
+    """What a command prints as JSON."""
+    command = [sys.executable, "-m", "ramify.cli", words[0], "--dir", str(directory), "--json", *words[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def test_rules_of_up_are_records_that_outlive_the_run(tmp_path: Path) -> None:
+    data, file = tmp_path / "data", tmp_path / "rules.json"
+    rule = {"name": "gdpr", "events": "personal = true", "not_in": {"brokers": ["v1"]}}
+    file.write_text(json.dumps({"residency": [rule]}))
+    asked = ("--rules", str(file), "--per-matching", "2.5", "--coordinators", "2")
+    with ramify_up(data, *asked) as process:
+        shown = _shown(data, "status")["rules"]
+        assert shown["rules"] == {"residency": [rule]}
+        assert (shown["revision"], shown["per_million_matchings"]) == (1, 2.5)
+        assert _shown(data, "rules") == shown
+        changed = _shown(data, "rules", "--per-filter", "0.5")
+        assert (changed["revision"], changed["per_filter"], changed["rules"]) == (2, 0.5, shown["rules"])
+        # whoever leads next was given the same options, and goes by the record
+        killed = _coordinator(data)
+        send(killed, signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while _coordinator(data) == killed or _shown(data, "status")["leader"] is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert _shown(data, "status")["rules"] == changed
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=90) == 0
+    with ramify_up(data):
+        assert _shown(data, "rules") == changed
+
+
+def _coordinator(directory: Path) -> int:
+    running = json.loads((directory / "running.json").read_bytes())
+    return int(running["processes"]["coordinator"])

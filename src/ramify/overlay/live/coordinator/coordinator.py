@@ -181,34 +181,39 @@ class Coordinator:
         """The book of the store; of a new overlay when the store has none."""
         clients = await _clients(stores)
         found = await stores.store.get(STATE)
-        rules = await self._rules(stores)
         if found is None:
-            book = await self._first(stores, clients, rules)
+            book = await self._first(stores, clients)
             if self.config.replace_once:
                 await stores.store.put(REPLACED, self.config.replace_once.encode(), force=True)
         else:
             stores.revisions[STATE] = found[1]
             book = await _load(stores, found[0], clients)
-            book.rules = rules.rules
+            book.rules = (await self._rules(stores, book.head.plan)).rules
             if self.config.replace_plan and self.config.plan is not None and not self._replaced:
                 await self._replace_once(stores, book, self.config.plan)
         self._replaced = True
         return book
 
-    async def _rules(self, stores: Stores) -> OverlayRules:
-        """The rules of the record, which says what this start was given unless it has said so before."""
+    async def _rules(self, stores: Stores, plan: Plan) -> OverlayRules:
+        """The rules of the record, which says what this start was given unless it has said so before.
+
+        Raises `InputError` for rules that do not go with the overlay and the schema of a plan.
+        """
         found, config = await stores.store.get(RULES), self.config
         known = None if found is None else decode(found[0], RulesRecord)
         wanted, self._ruled = (None if self._ruled else config.rules), True
-        wish = config.rules_once or repr(config.rules)
+        wish = config.rules_once or ("" if wanted is None else encode(wanted.record(0, "", 0.0)).decode())
         if wanted is not None and (known is None or known.wish != wish):
+            wanted.checked(plan.overlay, plan.classes.schema)
             record = wanted.record(1 if known is None else known.revision + 1, wish, time.time())
             await stores.store.put(RULES, encode(record), 0 if found is None else found[1])
             return OverlayRules.read(encode(record))
-        return NO_RULES if found is None else OverlayRules.read(found[0])
+        held = NO_RULES if found is None else OverlayRules.read(found[0])
+        return held.checked(plan.overlay, plan.classes.schema)
 
-    async def _first(self, stores: Stores, clients: Mapping[str, bytes], rules: OverlayRules) -> Book:
+    async def _first(self, stores: Stores, clients: Mapping[str, bytes]) -> Book:
         plan = await asyncio.to_thread(self._first_plan)
+        rules = await self._rules(stores, plan)
         book, writes = await asyncio.to_thread(Book.first, plan, _fresh, rules.rules)
         _check_sizes(writes, stores.store.most_value_bytes)
         # left by a first start that did not come to its end

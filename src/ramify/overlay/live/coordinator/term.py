@@ -204,10 +204,12 @@ class Term:
 
     def _obey(self, change: KeyChange) -> None:
         """Rules of the record; those that cannot be read change nothing."""
+        book = self.book
         try:
-            self.plans.obey(NO_RULES if change.value is None else OverlayRules.read(change.value))
+            rules = NO_RULES if change.value is None else OverlayRules.read(change.value)
+            self.plans.obey(rules.checked(book.overlay, book.head.plan.classes.schema))
         except InputError as error:
-            _log.warning("%s is unreadable, so the rules stay as they are: %s", change.key, error)
+            _log.warning("%s cannot be used, so the rules stay as they are: %s", change.key, error)
 
     def _lease(self, change: KeyChange) -> None:
         epochs, broker = self.book.epochs, _broker(change.key)
