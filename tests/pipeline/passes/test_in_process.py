@@ -30,6 +30,7 @@ OVERLAY = overlay_from("ring:4")
 SUBSCRIPTIONS = [
     Subscription("cheap", "one", OVERLAY.brokers[1], sql="price < 40"),
     Subscription("red", "two", OVERLAY.brokers[2], pattern='{"colour": ["red"]}'),
+    Subscription("within", "four", OVERLAY.brokers[0], sql="data.price < 30"),
     Subscription("both", "three", OVERLAY.brokers[3], sql="price >= 10 AND colour = 'blue'"),
 ]
 
@@ -66,7 +67,8 @@ def bad_rows(folder: Path) -> list[str]:
 
 def cloudevents(folder: Path) -> list[str]:
     made = [
-        {"specversion": "1.0", "type": "sale", "source": "shop-1", "data": row, "id": row["id"]}
+        {"specversion": "1.0", "type": "sale", "source": "shop-1", "data": row}
+        | {name: row[name] for name in ("id", "time")}
         for row in map(json.loads, lines(200))
     ]
     made[7].pop("type")
@@ -171,7 +173,7 @@ def test_this_process_counts_what_spark_counts(
 
 
 def test_the_comparison_sees_rejects_of_every_kind(tmp_path: Path) -> None:
-    source = Files.of(InProcess(), bad_rows(tmp_path) + several(tmp_path))
+    source = Files.of(InProcess(), bad_rows(tmp_path) + several(tmp_path), piece_bytes=4096)
     classes = Classes.collapse(SUBSCRIPTIONS, OVERLAY, source.schema.attributes)
     with reckoned(InProcess(), source, classes.filters, counting(classes, None)) as result:
         reasons = {row["reason"] for row in result.first_rejects(1000)}
