@@ -21,7 +21,7 @@ $(READY): pyproject.toml constraints.txt
 	            "Name another one: make PYTHON=python3.12 ..."; exit 1; }
 	@echo "Setting up $(VENV) (once, two minutes or so)"
 	@$(PYTHON) -m venv $(VENV) || { echo "No venv module: install it (Debian: apt install python3-venv)."; exit 1; }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev,bench]'
 	@touch $@
 
 demo: $(READY) ## The whole story: plan a shop's events over 41 cloud regions, run them live, re-plan

@@ -336,7 +336,7 @@ def _listed_here(paths: Sequence[str]) -> list[ListedFile]:
 def _not_here(paths: Sequence[str]) -> InputError:
     """Why this process alone finds no file at the paths."""
     path = next((path for path in paths if not local_files(path)), paths[0])
-    if not path.startswith("/") and "://" not in path:
+    if "://" not in path and not os.path.exists(_bare(path)):
         return InputError("no file matches" if _is_glob(path) else "there is no such file", path=path)
     if local_files(path) == {}:
         return InputError("there is no file in it with events; give another path", path=_bare(path))
