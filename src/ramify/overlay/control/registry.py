@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from ramify.content.filters.subscriptions import Subscription, read_subscriptions
 from ramify.errors import InputError, PlanError
+from ramify.memo import is_known, preset
 from ramify.network.graphs.files import decode_overlay, encode_overlay
 from ramify.network.graphs.overlay import Overlay
 from ramify.overlay.control.epochs import Epochs, Flip, Install
@@ -227,13 +228,14 @@ def _tidied(plan: Plan, like: Plan | None = None) -> Plan:
     before = plan.classes
     rows = tuple(m[0] if m else row for m, row in zip(before.members, before.spelled, strict=True))
     classes = replace(before, spelled=rows)
-    known = before if "filters" in before.__dict__ else None if like is None else like.classes
-    if known is not None and "filters" in known.__dict__:
+    known = before if is_known(before, "filters") else None if like is None else like.classes
+    if known is not None and is_known(known, "filters"):
         same = [_spelling(a) == _spelling(b) for a, b in zip(rows, known.spelled, strict=False)]
-        classes.__dict__["filters"] = tuple(
+        parsed = (
             known.filters[k] if k < len(same) and (same[k] or known is before) else row.parse(before.schema)
             for k, row in enumerate(rows)
         )
+        preset(classes, filters=tuple(parsed))
     return replace(plan, classes=classes)
 
 

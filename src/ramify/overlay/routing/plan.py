@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, OverlayError
+from ramify.memo import is_known, preset
 from ramify.overlay.routing.parts import ClassFilters, Members
 from ramify.planning.demand.classes import Classes
 from ramify.planning.plans.expressions import ChannelExpressions, expressions_of
@@ -88,8 +89,7 @@ class RoutingPlan:
         self._start, self._channel, self._at, self._region = (part.data for part in parts)
         self._receivers: dict[int, tuple[tuple[str, tuple[str, ...]], ...]] = {}
         if made is not None:
-            self.__dict__["members"] = made.members
-            self.__dict__["matcher"] = made.filters
+            preset(self, members=made.members, matcher=made.filters)
 
     @classmethod
     def of_parts(
@@ -445,7 +445,7 @@ class _Revising:
         )
         made = Layout(plan, tables, old.trees, old.hops)
         # both depend on the overlay and the rule alone, and may have taken long
-        made.__dict__.update({name: old.__dict__[name] for name in _KEPT if name in old.__dict__})
+        preset(made, **{name: getattr(old, name) for name in _KEPT if is_known(old, name)})
         return made
 
 

@@ -15,6 +15,7 @@ from ramify.content.events.events import AttributeType
 from ramify.content.filters.filters import Filter
 from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, OverlayError
+from ramify.memo import is_known, preset
 from ramify.network.graphs.overlay import Overlay
 
 __all__ = ["Classes"]
@@ -83,7 +84,7 @@ class Classes:
         broker = np.array([host for _, host in groups], dtype=np.int32)
         spelled = tuple(group[0] for group in groups.values())
         made = cls(spelled, tuple(map(tuple, groups.values())), broker, dict(schema))
-        made.__dict__["filters"] = tuple(kept)  # what the cached property would parse
+        preset(made, filters=tuple(kept))
         return made
 
     @cached_property
@@ -93,7 +94,7 @@ class Classes:
 
     def filter_of(self, k: int) -> Filter:
         """The filter of one class, without parsing those of the others."""
-        if "filters" in self.__dict__:
+        if is_known(self, "filters"):
             return self.filters[k]
         if k not in self._parsed:
             self._parsed[k] = self.spelled[k].parse(self.schema)
@@ -161,10 +162,10 @@ class Classes:
             broker=np.append(self.broker, np.int32(host)).astype(np.int32),
         )
         # a copy: another revision of these classes may give the same number to another filter
-        made.__dict__["_parsed"] = {**self._parsed} | ({} if filter_ is None else {len(self): filter_})
-        if "filters" in self.__dict__:
+        preset(made, _parsed={**self._parsed} | ({} if filter_ is None else {len(self): filter_}))
+        if is_known(self, "filters"):
             parsed = row.parse(self.schema) if filter_ is None else filter_
-            made.__dict__["filters"] = (*self.filters, parsed)
+            preset(made, filters=(*self.filters, parsed))
         return made
 
     def without_subscription(self, id_: str) -> tuple["Classes", int]:
@@ -176,9 +177,9 @@ class Classes:
 
     def _with(self, k: int, members: tuple[Subscription, ...]) -> "Classes":
         made = replace(self, members=(*self.members[:k], members, *self.members[k + 1 :]))
-        made.__dict__["_parsed"] = self._parsed
-        if "filters" in self.__dict__:
-            made.__dict__["filters"] = self.filters
+        preset(made, _parsed=self._parsed)
+        if is_known(self, "filters"):
+            preset(made, filters=self.filters)
         return made
 
 

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.errors import InputError
+from ramify.memo import derived
 from ramify.network.graphs.distances import arc_weights
 from ramify.network.graphs.overlay import Overlay
 from ramify.network.trees.steiner_kernels import tree_scratch
@@ -74,7 +75,7 @@ def trees_of(problem: PlacementProblem, routing: Routing) -> Trees:
     """What `joined` needs to price sets of brokers by a routing. Made once per problem and routing."""
     if routing not in get_args(Routing):
         raise InputError(f"unknown routing {routing!r}. Use one of: {', '.join(get_args(Routing))}.")
-    kept: dict[str, Trees] = problem.__dict__.setdefault("_trees", {})
+    kept = derived(problem, "_trees", dict[str, Trees])
     if routing not in kept:
         kept[routing] = _trees(problem, KINDS[routing])
     return kept[routing]

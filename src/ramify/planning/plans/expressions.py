@@ -15,6 +15,7 @@ not load kernels; `check` decides what forms imply. The definition is `plan.eval
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from ramify.memo import derived
 from ramify.planning.plans.plan import All, Expression, Holds, Match, Negation, Plan, Some, evaluate
 
 __all__ = ["ChannelExpressions", "Form", "expressions_of", "ones"]
@@ -123,13 +124,12 @@ class ChannelExpressions:
 
 def expressions_of(plan: Plan) -> ChannelExpressions:
     """Those of a plan's channels, read once per plan. O(their length)."""
-    found = plan.__dict__.get("_expressions")
-    if found is None:
+
+    def read() -> ChannelExpressions:
         contents = ((c, channel.admits.content) for c, channel in enumerate(plan.channels))
-        found = ChannelExpressions({c: each.expression for c, each in contents if isinstance(each, Holds)})
-        plan.__dict__["_expressions"] = found
-    assert isinstance(found, ChannelExpressions)
-    return found
+        return ChannelExpressions({c: each.expression for c, each in contents if isinstance(each, Holds)})
+
+    return derived(plan, "_expressions", read)
 
 
 def ones(bits: int) -> Iterator[int]:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.errors import OverlayError
+from ramify.memo import derived
 from ramify.network.graphs.distances import Distances, all_pairs, arc_weights
 from ramify.network.graphs.overlay import Overlay
 from ramify.network.trees.steiner import Steiner
@@ -143,12 +144,7 @@ class Layout:
 
 def layout_of(plan: Plan) -> Layout:
     """The plan's layout, computed once per plan. O(channels * brokers + entries)."""
-    found = plan.__dict__.get("_layout")
-    if found is None:
-        found = _lay_out(plan)
-        plan.__dict__["_layout"] = found
-    assert isinstance(found, Layout)
-    return found
+    return derived(plan, "_layout", lambda: _lay_out(plan))
 
 
 def routes_toward(overlay: Overlay, rule: Any) -> Distances:

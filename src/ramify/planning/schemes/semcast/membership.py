@@ -37,6 +37,7 @@ import numpy as np
 
 from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, PlanError
+from ramify.memo import derived
 from ramify.network.graphs.distances import Weight
 from ramify.network.trees.steiner import Steiner
 from ramify.network.trees.trees import Tree
@@ -96,13 +97,12 @@ class Membership:
 
 def ways_for(plan: Plan) -> TreeWays:
     """The searches that joins need, kept with the overlay."""
-    held = plan.overlay.__dict__
-    if "_semcast_ways" not in held:
+
+    def search() -> TreeWays:
         weight: Weight = "hops" if directed(plan.overlay) == "hops" else "mean_price"
-        held["_semcast_ways"] = TreeWays.of(plan.overlay, Steiner.of(plan.overlay, weight))
-    found = held["_semcast_ways"]
-    assert isinstance(found, TreeWays)
-    return found
+        return TreeWays.of(plan.overlay, Steiner.of(plan.overlay, weight))
+
+    return derived(plan.overlay, "_semcast_ways", search)
 
 
 def joined(

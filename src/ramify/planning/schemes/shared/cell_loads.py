@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ramify.content.filters.space import Grid
 from ramify.errors import InputError
+from ramify.memo import derived
 from ramify.network.trees.terminals import TerminalSets
 from ramify.network.trees.trees import MeasuredTree, Tree
 from ramify.planning.plans.problem import Problem
@@ -53,7 +54,7 @@ def counted_grid(problem: Problem) -> Grid | None:
 
 def touched_cells(problem: Problem, grid: Grid) -> Bools:
     """bool[c, cells]: where each class may match, by its filter. Computed once per problem and grid."""
-    kept: dict[Grid, Bools] = problem.__dict__.setdefault("_kyra_touched", {})
+    kept = derived(problem, "_kyra_touched", dict[Grid, Bools])
     if grid not in kept:
         touched = np.zeros((len(problem.classes), grid.size), dtype=np.bool_)
         for k, filter_ in enumerate(problem.classes.filters):

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from ramify.memo import derived
 from ramify.network.graphs.distances import Distances, all_pairs, arc_weights
 from ramify.network.graphs.overlay import Overlay
 from ramify.planning.plans.plan import Path
@@ -29,7 +30,7 @@ Ints = npt.NDArray[np.int32]
 
 def distances_of(problem: Problem, weight: Length) -> Distances:
     """All pairs by a weight, computed once per problem."""
-    kept: dict[Length, Distances] = problem.__dict__.setdefault("_kyra_distances", {})
+    kept = derived(problem, "_kyra_distances", dict[Length, Distances])
     if weight not in kept:
         kept[weight] = all_pairs(problem.overlay, weight)
     return kept[weight]
