@@ -75,6 +75,30 @@ def test_values_are_named_by_nouns() -> None:
     assert found == set()
 
 
+def constants() -> Iterator[tuple[str, str]]:
+    for path in MODULES:
+        for node in tree_of(path).body:
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            for target in targets:
+                for name in ast.walk(target):
+                    if isinstance(name, ast.Name) and re.fullmatch(r"_?[A-Z][A-Z0-9_]+", name.id):
+                        yield name.id, name_of(path)
+
+
+# Each paper's workload has a name, and each paper's room its hooks.
+REPEATED = {"NAME", "HOOKS"}
+
+
+def test_a_constant_has_one_name_and_one_value() -> None:
+    """A public constant, and any number of seconds or bytes or most of something, is defined once."""
+    places = defaultdict(list)
+    for name, module in constants():
+        if not name.startswith("_") or name.endswith(("_S", "_BYTES")) or name.startswith("_MOST_"):
+            places[name].append(module)
+    found = {name: at for name, at in places.items() if len(at) > 1 and name not in REPEATED}
+    assert found == {}
+
+
 def defined(module: str) -> dict[str, ast.AST]:
     path = SOURCE / (module.replace(".", "/") + ".py")
     if not path.exists():

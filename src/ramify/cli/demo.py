@@ -68,9 +68,9 @@ _LEAST_EVENTS = 2_000
 _THRESHOLD = 0.06
 _STAND_INS = 8
 # those whose trees brokers hold: made for a demand, so there is something to adapt when that changes
-_SCHEMES = ("portfolio", "mult", "single")
+_DEMO_SCHEMES = ("portfolio", "mult", "single")
 _BATCH = 25
-_LIMIT_S = 240.0
+_DEMO_LIMIT_S = 240.0
 
 
 @app.command()
@@ -155,7 +155,7 @@ class _Story:
         half = (len(events) + 1) // 2
         made_for, judged = self._demand(events[:half]), self._demand(events[half:] or events)
         problem = Problem.of(self._overlay, self._classes, made_for, self._attached)
-        plans = [make_plan(spec, problem) for spec in _SCHEMES]
+        plans = [make_plan(spec, problem) for spec in _DEMO_SCHEMES]
         return min(plans, key=lambda plan: price(plan, judged).cost)
 
     def _demand(self, events: Iterable[pa.RecordBatch]) -> Demand:
@@ -173,7 +173,7 @@ class _Story:
             began = time.monotonic()
             await machine.start()
             tasks.append(asyncio.create_task(machine.watch()))
-            await until_routing(machine, _LIMIT_S)
+            await until_routing(machine, _DEMO_LIMIT_S)
             store = await Store.connect(self._directory.viewer(machine.control_url))
             tasks += await self._connect(machine)
             clients = len(self._clients)
@@ -242,7 +242,7 @@ class _Story:
         command = [
             *(sys.executable, "-m", "ramify.cli", "coordinator", "--plan", str(plan)),
             *("--samples", str(self._directory.path / "samples"), "--replan-every", str(_REPLAN_EVERY_S)),
-            *("--schemes", " ".join(_SCHEMES), "--window", str(_WINDOW_S)),
+            *("--schemes", " ".join(_DEMO_SCHEMES), "--window", str(_WINDOW_S)),
             *("--threshold", str(_THRESHOLD), "--least-events", str(min(_LEAST_EVENTS, self._replayed))),
         ]
         config = MachineConfig(self._overlay, self._directory, command, sample_probability=_SAMPLED)
@@ -324,14 +324,14 @@ class _Story:
 
     async def _until_all_came(self) -> None:
         try:
-            async with asyncio.timeout(_LIMIT_S):
+            async with asyncio.timeout(_DEMO_LIMIT_S):
                 while self._got.total() < self._wanted.total():
                     await asyncio.sleep(0.1)
         except TimeoutError:
             left = self._wanted.total() - self._got.total()
             raise LiveError(
-                f"{left:,} deliveries did not come within {_LIMIT_S:g} s: `ramify status` and the logs in "
-                f"{self._directory.path / 'logs'} say where they wait"
+                f"{left:,} deliveries did not come within {_DEMO_LIMIT_S:g} s: `ramify status` and the "
+                f"logs in {self._directory.path / 'logs'} say where they wait"
             ) from None
 
     async def _until_replanned(
@@ -341,7 +341,7 @@ class _Story:
         rounds = 0
         flow = [batch for part in parts for batch in part]
         try:
-            async with asyncio.timeout(_LIMIT_S):
+            async with asyncio.timeout(_DEMO_LIMIT_S):
                 while True:
                     view = await look(store)
                     chosen = [d for d in view.decisions if d.get("action") == "install"]
@@ -352,7 +352,8 @@ class _Story:
                     await self._until_all_came()
         except TimeoutError:
             raise LiveError(
-                f"no new plan within {_LIMIT_S:g} s; the logs in {self._directory.path / 'logs'} say why"
+                f"no new plan within {_DEMO_LIMIT_S:g} s; "
+                f"the logs in {self._directory.path / 'logs'} say why"
             ) from None
         await self._until_all_came()
         newest = max(view.epochs, key=lambda each: each.epoch)

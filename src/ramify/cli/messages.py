@@ -34,7 +34,7 @@ from ramify.overlay.live.wire.tasks import ending_signals
 
 __all__: list[str] = []
 
-_CHUNK_BYTES = 1 << 20
+_READ_BYTES = 1 << 20
 _LONGEST_LINE = 64 << 20
 _LEAVE_S = 10.0
 _CONTEXT = {"id": "id", "publisher": "source", "time": "time"}
@@ -138,7 +138,7 @@ def _where(
     directory: Path | None,
     tls: ssl.SSLContext | None = None,
 ) -> _Where:
-    """The server, the file of the key, and whom to trust."""
+    """The server, the file of the key, and the authorities to trust."""
     if directory is not None and url is None and key is None:
         place = place_of(directory, client)
         return place.url, place.seed_file, tls
@@ -216,11 +216,11 @@ def _read(source: str, mapping: FieldMapping) -> Iterator[DecodedBatch]:
 
 
 def _lines(stream: IO[bytes], mapping: FieldMapping) -> Iterator[DecodedBatch]:
-    """Lines as they come: whoever writes them slowly is not waited for."""
+    """Lines as they come: a slow writer is not waited for."""
     form: JsonForm | None = None
     rest, before = b"", 0
     while True:
-        data = os.read(stream.fileno(), _CHUNK_BYTES) if _has_descriptor(stream) else stream.read()
+        data = os.read(stream.fileno(), _READ_BYTES) if _has_descriptor(stream) else stream.read()
         text, _, rest = (rest + data).rpartition(b"\n") if data else (rest, b"", b"")
         if text:
             form = form or JsonForm.of(text, mapping)

@@ -25,7 +25,7 @@ __all__: list[str] = []
 STAYED = 1
 """The exit code when a client did not move although it was asked."""
 
-_CONNECT_S = 10.0
+_MOVE_LIMIT_S = 10.0
 
 
 @app.command()
@@ -183,7 +183,7 @@ async def _connected(control: "Endpoint") -> "Store":
     from ramify.overlay.live.wire.store import Store
 
     try:
-        async with asyncio.timeout(_CONNECT_S):
+        async with asyncio.timeout(_MOVE_LIMIT_S):
             return await Store.connect(control)
     except TimeoutError:
         raise LiveError(f"cannot connect to the control server at {control.url}: is it running?") from None

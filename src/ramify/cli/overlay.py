@@ -63,8 +63,8 @@ FilterWeight = Annotated[
 MatchingWeight = Annotated[
     float | None, typer.Option("--per-matching", help="Money for a million matchings.", min=0)
 ]
-_SCHEMES = "explicit portfolio mult"
-_FIRST = "explicit"
+_REPLAN_SCHEMES = "explicit portfolio mult"
+_FIRST_SCHEME = "explicit"
 
 
 # ------------------------------------------------------------------------------------ single processes
@@ -111,7 +111,7 @@ def coordinator(
     scheme: Annotated[str, typer.Option(help="What makes the plan when --plan is not given.")] = "explicit",
     samples: Annotated[Path | None, typer.Option(help="Land samples here, as Parquet files.")] = None,
     replan_every: PeriodOption = 0.0,
-    schemes: SchemesOption = _SCHEMES,
+    schemes: SchemesOption = _REPLAN_SCHEMES,
     threshold: ThresholdOption = 0.05,
     window: WindowOption = 600.0,
     half_life: HalfLifeOption = None,
@@ -200,7 +200,7 @@ def up(
     ] = 1,
     sample: SampleOption = 0.03,
     replan_every: PeriodOption = 0.0,
-    schemes: SchemesOption = _SCHEMES,
+    schemes: SchemesOption = _REPLAN_SCHEMES,
     threshold: ThresholdOption = 0.05,
     window: WindowOption = 600.0,
     half_life: HalfLifeOption = None,
@@ -214,7 +214,7 @@ def up(
     from ramify.overlay.live.host.machine import Machine, MachineConfig
     from ramify.planning.plans.files import read_plan
 
-    check_schemes(scheme or _FIRST, schemes)
+    check_schemes(scheme or _FIRST_SCHEME, schemes)
     half_life_of(half_life)
     files = directory_at(directory)
     if matchmaking is None and plan is None and scheme is None:
@@ -250,7 +250,7 @@ def up(
         # of all starts and coordinators of this run one replaces what the directory had
         first = ["--plan", str(plan.absolute()), "--replace-plan", "--replace-once", wish]
     command = [
-        *(sys.executable, "-m", "ramify.cli", "coordinator", *first, "--scheme", scheme or _FIRST),
+        *(sys.executable, "-m", "ramify.cli", "coordinator", *first, "--scheme", scheme or _FIRST_SCHEME),
         *("--replan-every", str(replan_every), "--schemes", schemes),
         *("--threshold", str(threshold), "--window", str(window), "--least-events", str(least_events)),
         *(() if half_life is None else ("--half-life", half_life)),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["rule_lines"]
 
-_LIMIT_S = 15.0
+_RULES_LIMIT_S = 15.0
 
 
 @app.command()
@@ -51,7 +51,7 @@ def rules(
         record = asyncio.run(_done(endpoint, set_file, clear, per_filter, per_matching))
     except TimeoutError:
         raise LiveError(
-            f"the control server at {running.control_url} did not answer within {_LIMIT_S:g} s"
+            f"the control server at {running.control_url} did not answer within {_RULES_LIMIT_S:g} s"
         ) from None
     if as_json:
         print("null" if record is None else msgspec.json.encode(record).decode())
@@ -91,7 +91,7 @@ async def _done(
     from ramify.overlay.live.wire.store import Store
     from ramify.planning.pricing.rules import read_rules
 
-    async with asyncio.timeout(_LIMIT_S):
+    async with asyncio.timeout(_RULES_LIMIT_S):
         store = await Store.connect(endpoint)
         try:
             found = await store.get(RULES)

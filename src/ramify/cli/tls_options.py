@@ -21,7 +21,7 @@ TlsKey = Annotated[Path | None, typer.Option(help="The key of --tls-cert, unless
 
 
 def tls_context(ca: Path | None, cert: Path | None, key: Path | None) -> "ssl.SSLContext | None":
-    """Whom to trust; None without any file. Raises `InputError` for a file that cannot be used."""
+    """The authorities to trust; None without a file. Raises `InputError` for one that cannot be used."""
     from ramify.overlay.live.wire.tls import TlsFiles
 
     return TlsFiles(ca, cert, key).context()

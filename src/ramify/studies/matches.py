@@ -21,7 +21,7 @@ __all__ = ["PlanMatches", "make_matches"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanMatches:
-    """Who meets whom over a plan.
+    """Which advertisements meet which subscriptions over a plan.
 
     Attributes
     ----------

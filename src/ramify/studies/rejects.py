@@ -1,7 +1,7 @@
 """What of a log could not be used: events, subscriptions, attachments, with reasons and places.
 
 Owns `Rejects`, which every result of a log carries, and the sentences about it. Bad rows are values, not
-errors: the rest of a log is used, and whoever prints a result sees what was not.
+errors: the rest of a log is used, and a printed result says what was not.
 """
 
 from collections.abc import Iterator, Mapping

@@ -63,11 +63,11 @@ TYPES = {
 _NAMES = tuple(TYPES)
 _FROM_WAREHOUSE = np.array([name.startswith(("shipment", "stock")) for name in _NAMES])
 TIERS = ("bronze", "silver", "gold")
-TAGS = ("fragile", "gift", "bulky", "cold-chain", "hazmat")
+DEMO_TAGS = ("fragile", "gift", "bulky", "cold-chain", "hazmat")
 CATEGORIES = ("coffee", "tea", "garden", "laptop", "phone", "camera", "toys", "books")
-KEYWORDS = (*CATEGORIES, "new", "refurbished", "sale", "recall")
+DEMO_KEYWORDS = (*CATEGORIES, "new", "refurbished", "sale", "recall")
 
-SCHEMA = EventSchema(
+DEMO_SCHEMA = EventSchema(
     {
         "type": AttributeType.STRING,
         "region": AttributeType.STRING,
@@ -115,7 +115,7 @@ def generate(overlay: Overlay, params: DemoModel, seed: int) -> Workload:
         name=NAME,
         params=params,
         seed=seed,
-        schema=SCHEMA,
+        schema=DEMO_SCHEMA,
         subscriptions=subscriptions,
         attachments={publisher: overlay.brokers[i // 2] for i, publisher in enumerate(publishers)}
         | {row.client: row.broker for row in subscriptions},
@@ -165,8 +165,8 @@ class _Shop:
             "priority": column(priority),
             "express": column(rng.random(count) < 0.2),
             "delay_minutes": column(rng.geometric(1 / 90, count), ~late),
-            "tags": list_column(TAGS, _some(rng, len(TAGS), 2, 0.2, count)),
-            "keywords": list_column((*KEYWORDS, *self.regions), self._keywords(rng, sku, region)),
+            "tags": list_column(DEMO_TAGS, _some(rng, len(DEMO_TAGS), 2, 0.2, count)),
+            "keywords": list_column((*DEMO_KEYWORDS, *self.regions), self._keywords(rng, sku, region)),
             "customer.tier": string_column(TIERS, rng.choice(3, count, p=(0.6, 0.3, 0.1)), no_customer),
         }
         size = np.round(self.params.size_bytes * rng.lognormal(0.0, 0.5, count)).astype(np.int64)
@@ -176,8 +176,8 @@ class _Shop:
 
     def _keywords(self, rng: np.random.Generator, sku: Ints, region: Ints) -> Ints:
         """Category, condition, perhaps sale and recall, and the region: what keyword filters can name."""
-        new, used, sale, recall = range(len(CATEGORIES), len(KEYWORDS))
-        nothing = len(KEYWORDS) + len(self.regions)
+        new, used, sale, recall = range(len(CATEGORIES), len(DEMO_KEYWORDS))
+        nothing = len(DEMO_KEYWORDS) + len(self.regions)
         chance = rng.random((3, len(sku)))
         return np.column_stack(
             (
@@ -185,7 +185,7 @@ class _Shop:
                 np.where(chance[0] < 0.8, new, used),
                 np.where(chance[1] < 0.15, sale, nothing),
                 np.where(chance[2] < 0.01, recall, nothing),
-                len(KEYWORDS) + region,
+                len(DEMO_KEYWORDS) + region,
             )
         )
 
@@ -268,7 +268,7 @@ _TEMPLATES: tuple[tuple[str, Callable[[_Ask], dict[str, Any]]], ...] = (
     ),
     (
         "handling",
-        lambda a: {"pattern": {"region": [a.region], "tags": list(a.two(TAGS))}},
+        lambda a: {"pattern": {"region": [a.region], "tags": list(a.two(DEMO_TAGS))}},
     ),
     ("fraud", lambda a: {"sql": "type = 'alert.fraud'", "latency_ms": a.urgent_ms}),
     (

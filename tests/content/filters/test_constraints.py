@@ -10,7 +10,7 @@ from test_values import value_sets
 
 from ramify.content.filters.constraints import ABSENT, ANYTHING, EVERY_ARRAY, NOTHING, ArraySet, Constraint
 from ramify.content.filters.describe import describe_constraint
-from ramify.content.filters.strings import ANY, StringTest, TestKind
+from ramify.content.filters.strings import ANY_CHARACTERS, StringTest, TestKind
 from ramify.content.filters.values import (
     EVERY_VALUE,
     NO_VALUE,
@@ -69,7 +69,7 @@ def test_containment_is_transitive_where_it_is_seen(a: Constraint, b: Constraint
 
 
 def ends_with(*ends: str) -> Any:
-    return where_tests([StringTest(TestKind.GLOB, (ANY, *map(ord, end))) for end in ends])
+    return where_tests([StringTest(TestKind.GLOB, (ANY_CHARACTERS, *map(ord, end))) for end in ends])
 
 
 def test_two_conditions_that_imply_each_other_are_not_both_dropped() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from oracles import pattern_matches
 from ramify.content.events.events import AttributeType
 from ramify.content.filters.expressions import evaluate
-from ramify.content.filters.pattern import MAX_TEXT, OPERATORS, parse_pattern
+from ramify.content.filters.pattern import FILTER_TEXT, OPERATORS, parse_pattern
 from ramify.errors import FilterError
 from strategies import patterns, rows
 
@@ -199,7 +199,7 @@ def test_a_bad_cidr_block_is_refused(block: str) -> None:
         ({"x": [{1, 2}]}, "the pattern is not JSON (Object of type set is not JSON serializable)"),
         ('{"x": ["\\ud800"]}', "the pattern holds half a surrogate pair"),
         ({"x": ["\ud800"]}, "the pattern holds half a surrogate pair"),
-        ('{"x": ["' + "a" * MAX_TEXT + '"]}', f"the pattern is {MAX_TEXT + 11} characters long"),
+        ('{"x": ["' + "a" * FILTER_TEXT + '"]}', f"the pattern is {FILTER_TEXT + 11} characters long"),
         ('{"a": ' * 40 + "[1]" + "}" * 40, "the pattern is nested too deeply"),
         ("[" * 100_000, f"the pattern is {100_000} characters long"),
         ("[" * 60_000, "the pattern is nested too deeply"),

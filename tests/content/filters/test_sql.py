@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from oracles import sql_verdict
 from ramify.content.events.events import AttributeType
 from ramify.content.filters.expressions import evaluate
-from ramify.content.filters.sql import ALLOWED, MAX_TEXT, parse_sql, parse_sql_expression
+from ramify.content.filters.sql import ALLOWED, FILTER_TEXT, parse_sql, parse_sql_expression
 from ramify.errors import FilterError
 from strategies import rows, sql_text, sql_trees
 
@@ -220,8 +220,11 @@ def test_nesting_length_and_surrogates_are_bounded() -> None:
     assert parse_sql("(" * 32 + "b" + ")" * 32).holds({"b": True})
     assert parse_sql("s = '" + "(" * 40 + "'").holds({"s": "(" * 40})  # brackets in a string do not count
     assert refusal("NOT " * 5000 + "b").reason == "the filter is nested too deeply"
-    assert refusal("s = '" + "a" * MAX_TEXT + "'").reason == f"the filter is {MAX_TEXT + 6} characters long"
-    assert parse_sql("s = '" + "a" * (MAX_TEXT - 6) + "'")
+    assert (
+        refusal("s = '" + "a" * FILTER_TEXT + "'").reason
+        == f"the filter is {FILTER_TEXT + 6} characters long"
+    )
+    assert parse_sql("s = '" + "a" * (FILTER_TEXT - 6) + "'")
     assert refusal("s = '\ud800'").reason == "the filter holds half a surrogate pair"
 
 

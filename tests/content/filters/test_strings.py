@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from oracles import like_regex, same_letters
 from ramify.content.filters.strings import (
-    ANY,
-    ONE,
+    ANY_CHARACTERS,
+    ONE_CHARACTER,
     StringTest,
     TestKind,
     cidr,
@@ -23,11 +23,13 @@ from ramify.content.filters.strings import (
 )
 
 TEXTS = st.text("abB\0é", max_size=6)
-CODES = st.lists(st.sampled_from([ANY, ONE, ord("a"), ord("b"), 0]), max_size=6)
+CODES = st.lists(st.sampled_from([ANY_CHARACTERS, ONE_CHARACTER, ord("a"), ord("b"), 0]), max_size=6)
 
 
 def as_regex(codes: list[int]) -> re.Pattern[str]:
-    return like_regex([("%",) if c == ANY else ("_",) if c == ONE else chr(c) for c in codes])
+    return like_regex(
+        [("%",) if c == ANY_CHARACTERS else ("_",) if c == ONE_CHARACTER else chr(c) for c in codes]
+    )
 
 
 @given(CODES, TEXTS)
@@ -42,13 +44,13 @@ def test_every_string_of_a_glob_starts_with_its_literal_prefix(codes: list[int],
         assert text.startswith(literal_prefix(codes))
 
 
-@given(st.permutations([ANY, ONE, ANY, ONE]))
+@given(st.permutations([ANY_CHARACTERS, ONE_CHARACTER, ANY_CHARACTERS, ONE_CHARACTER]))
 def test_runs_of_wildcards_have_one_spelling(codes: list[int]) -> None:
-    assert glob(codes) == (ONE, ONE, ANY)
+    assert glob(codes) == (ONE_CHARACTER, ONE_CHARACTER, ANY_CHARACTERS)
 
 
 def test_a_hostile_glob_takes_no_exponential_time() -> None:
-    test = StringTest(TestKind.GLOB, glob([ANY, ord("a")] * 30 + [ord("b")]))
+    test = StringTest(TestKind.GLOB, glob([ANY_CHARACTERS, ord("a")] * 30 + [ord("b")]))
     assert not test.holds("a" * 2000)
 
 
@@ -91,7 +93,8 @@ def test_implication_between_globs_is_transitive(a: list[int], b: list[int], c: 
 def test_implication_sees_what_it_should() -> None:
     def like(text: str) -> StringTest:
         return StringTest(
-            TestKind.GLOB, glob([ANY if c == "%" else ONE if c == "_" else ord(c) for c in text])
+            TestKind.GLOB,
+            glob([ANY_CHARACTERS if c == "%" else ONE_CHARACTER if c == "_" else ord(c) for c in text]),
         )
 
     assert like("%ab").implies(like("%b"))
@@ -163,7 +166,9 @@ def test_what_amazon_calls_no_block_is_refused(block: str) -> None:
 
 
 def test_descriptions_say_what_is_asked() -> None:
-    assert StringTest(TestKind.GLOB, (ANY, ord("a"), ONE)).describe() == "matches '*a?'"
+    assert (
+        StringTest(TestKind.GLOB, (ANY_CHARACTERS, ord("a"), ONE_CHARACTER)).describe() == "matches '*a?'"
+    )
     assert cidr("10.0.0.5/8").describe() == "in 10.0.0.0/8"
     assert cidr("fe80::/10").describe() == "in fe80::/10"
     assert ignore_case("Ab", TestKind.NOCASE_SUFFIX).describe() == "ends with 'ab' in any case"

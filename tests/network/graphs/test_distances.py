@@ -146,7 +146,7 @@ def test_empty_and_single_overlays_have_distances() -> None:
 
 
 def test_what_would_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_ENTRIES", 80)
+    monkeypatch.setattr(module, "DISTANCE_ENTRIES", 80)
     with pytest.raises(LimitError, match="81 entries"):
         all_pairs(ring(9))
     with pytest.raises(OverlayError, match="unknown weight 'money'"):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ramify.errors import OverlayError
 from ramify.network.graphs import files
 from ramify.network.graphs.clouds import cloud_regions, great_circle_km, latency_from_km
-from ramify.network.graphs.files import SCHEMA, read_overlay, write_overlay
+from ramify.network.graphs.files import OVERLAY_SCHEMA, read_overlay, write_overlay
 from ramify.network.graphs.generators import line, ring
 from ramify.network.graphs.overlay import Link, Overlay, Site
 from ramify.network.graphs.specs import SPECS, overlay_from
@@ -89,7 +89,7 @@ def test_generated_overlays_survive_json(tmp_path: Path, overlay: Overlay) -> No
     path = tmp_path / "o.json"
     write_overlay(overlay, path)
     assert read_overlay(path) == overlay
-    assert json.loads(path.read_text())["schema"] == SCHEMA
+    assert json.loads(path.read_text())["schema"] == OVERLAY_SCHEMA
     assert [entry.name for entry in tmp_path.iterdir()] == ["o.json"]
 
 
@@ -131,7 +131,7 @@ def test_faults_of_edge_lists(tmp_path: Path, text: str | bytes, line: int, reas
 
 def document(**changes: object) -> dict[str, object]:
     return {
-        "schema": SCHEMA,
+        "schema": OVERLAY_SCHEMA,
         "name": "d",
         "brokers": [{"name": "a"}, {"name": "b"}, {"name": "c"}],
         "links": [{"a": "a", "b": "b"}, {"a": "b", "b": "c", "price_per_gb": 0.5}],
@@ -203,7 +203,7 @@ def test_faults_of_json(
 
 def test_json_faults_name_the_line_of_the_item(tmp_path: Path) -> None:
     brokers = '"brokers": [\n{"name": "a"},\n{"name": "b"}]'
-    head = f'{{"schema": "{SCHEMA}", "name": "x",\n{brokers},\n"links": [\n'
+    head = f'{{"schema": "{OVERLAY_SCHEMA}", "name": "x",\n{brokers},\n"links": [\n'
     for links, where in [
         ('{"a": "a", "b": "b"},\n{"a": "b", "b": "b"}]}', 7),
         ('{"a": "a", "b": "b", "latency_ms": -1}]}', 6),
@@ -297,7 +297,7 @@ def test_files_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "unknown suffix '.xlsx'. Use one of: .json, .graphml" in fault(tmp_path / "a.xlsx").reason
     (tmp_path / "folder.json").mkdir()
     assert "cannot be read" in fault(tmp_path / "folder.json").reason
-    monkeypatch.setattr(files, "MAX_FILE_BYTES", 10)
+    monkeypatch.setattr(files, "OVERLAY_FILE_BYTES", 10)
     assert "larger than 10 bytes" in fault(write(tmp_path, "big.txt", "a b\n" * 3)).reason
     with pytest.raises(OverlayError, match="overlays are written as"):
         write_overlay(ring(3), tmp_path / "o.graphml")

@@ -19,7 +19,7 @@ from ramify.overlay.control.steps import NeighbourMessage
 from ramify.overlay.matchmaking.messages import Count, Packet, encode_packet
 from ramify.overlay.matchmaking.places import PER_SOURCE, SHARED, places_of_overlay
 from ramify.overlay.matchmaking.simulate import MatchNetwork
-from ramify.overlay.matchmaking.step import BAD_PACKET, OUTSIDE, MatchNode
+from ramify.overlay.matchmaking.step import BAD_PACKET, OUTSIDE_ADVERTISEMENT, MatchNode
 from worlds import SCHEMA
 
 LINKS = [("v0", "v1"), ("v1", "v2"), ("v2", "v3"), ("v3", "v0"), ("v1", "v4"), ("v4", "v5"), ("v5", "v2")]
@@ -153,7 +153,12 @@ def test_lost_steps_change_nothing(
         if low <= x <= low + 2
     ]
     assert sorted(wires.got) == sorted(expected)
-    outside = [(f"{name}.{x}", OUTSIDE) for name in names for x in range(10) if (name, x) not in inside]
+    outside = [
+        (f"{name}.{x}", OUTSIDE_ADVERTISEMENT)
+        for name in names
+        for x in range(10)
+        if (name, x) not in inside
+    ]
     assert sorted(wires.rejected, key=str) == sorted(outside, key=str)
 
 

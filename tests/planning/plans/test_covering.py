@@ -190,7 +190,7 @@ def test_no_classes_and_no_channels_store_nothing() -> None:
 def test_more_filters_than_can_be_compared_are_refused_with_the_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(covering, "MOST_FILTERS", 2)
+    monkeypatch.setattr(covering, "COVERED_FILTERS", 2)
     assert covered_state(layout_of(line("x < 1", "x < 2"))).tolist() == [1, 1, 1]
     with pytest.raises(LimitError, match="3 distinct filters: covering can be found among 2"):
         covered_state(layout_of(line("x < 1", "x < 2", "x < 3")))

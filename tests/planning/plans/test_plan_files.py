@@ -17,7 +17,7 @@ from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, PlanError
 from ramify.network.graphs.overlay import Link, Overlay
 from ramify.planning.demand.classes import Classes
-from ramify.planning.plans.files import SCHEMA as FILE_SCHEMA
+from ramify.planning.plans.files import PLAN_SCHEMA as FILE_SCHEMA
 from ramify.planning.plans.files import decode_plan, encode_plan, read_plan, write_plan
 from ramify.planning.plans.plan import (
     Admission,

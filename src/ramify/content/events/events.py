@@ -214,7 +214,7 @@ def events_to_batch(events: Iterable[Event], schema: EventSchema | None = None) 
                 columns[path][row] = _fitted(value, schema.attributes[path], path, event.id)
             elif value != ():
                 raise SchemaError(
-                    f"event {event.id!r} has the attribute {path!r}, which the schema has not; "
+                    f"event {event.id!r} has the attribute {path!r}, and the schema has no such attribute; "
                     "add it to the schema or leave the schema out"
                 )
         nulls.append(sorted(null_paths))

@@ -28,8 +28,9 @@ from ramify.content.events.attributes import RESERVED_NAMES, AttributeType
 from ramify.content.filters.constraints import ArraySet, Constraint
 from ramify.content.filters.expressions import CONTEXT_TYPES, And, Atom, Expression, Or, compile_filter
 from ramify.content.filters.filters import Filter, unite
+from ramify.content.filters.limits import FILTER_DEPTH, FILTER_TEXT
 from ramify.content.filters.strings import (
-    ANY,
+    ANY_CHARACTERS,
     StringTest,
     TestKind,
     cidr,
@@ -57,8 +58,6 @@ OPERATORS = (
     "strings, numbers, true, false, null, or one of prefix, suffix, equals-ignore-case, anything-but, "
     "numeric, exists, cidr, wildcard, exactly"
 )
-MAX_TEXT = 64 * 1024
-MAX_DEPTH = 32
 NUMERIC_MOST = 5e9
 # Names that Amazon keeps for itself inside $or.
 _RESERVED = frozenset(
@@ -95,9 +94,9 @@ def parse_pattern_expression(
 ) -> Expression:
     """Parse a pattern to its expression, without building boxes."""
     text = _text(pattern)
-    if len(text) > MAX_TEXT:
+    if len(text) > FILTER_TEXT:
         raise FilterError(
-            f"the pattern is {len(text)} characters long", allowed=f"up to {MAX_TEXT} characters"
+            f"the pattern is {len(text)} characters long", allowed=f"up to {FILTER_TEXT} characters"
         )
     reader = _Reader(text, {**CONTEXT_TYPES, **(schema or {})})
     reader.check_depth()
@@ -275,9 +274,9 @@ class _Reader:
                     self.fail("in a wildcard a backslash may only escape * or a backslash")
                 codes.append(ord(text[k]))
             elif text[k] == "*":
-                if codes and codes[-1] == ANY:
+                if codes and codes[-1] == ANY_CHARACTERS:
                     self.fail("a wildcard must not have two * in a row")
-                codes.append(ANY)
+                codes.append(ANY_CHARACTERS)
             else:
                 codes.append(ord(text[k]))
             k += 1
@@ -395,12 +394,12 @@ class _Reader:
         for match in _TOKEN.finditer(self.text):
             c = match.group()
             depth += (c in "[{") - (c in "]}")
-            if depth > MAX_DEPTH:
+            if depth > FILTER_DEPTH:
                 raise FilterError(
                     "the pattern is nested too deeply",
                     text=self.text,
                     position=match.start(),
-                    allowed=f"up to {MAX_DEPTH} levels",
+                    allowed=f"up to {FILTER_DEPTH} levels",
                 )
 
     def keys(self) -> Iterator[int]:
@@ -464,7 +463,7 @@ def _other(values: ValueSet) -> Constraint:
 
 
 def _ends_with(text: str) -> Constraint | StringTest:
-    return _glob_match(glob([ANY, *map(ord, text)]))
+    return _glob_match(glob([ANY_CHARACTERS, *map(ord, text)]))
 
 
 def _glob_match(codes: tuple[int, ...]) -> Constraint | StringTest:
@@ -472,7 +471,7 @@ def _glob_match(codes: tuple[int, ...]) -> Constraint | StringTest:
     prefix = literal_prefix(codes)
     if len(prefix) == len(codes):
         return _any_element(strings_equal([prefix]))
-    if codes[len(prefix) :] == (ANY,):
+    if codes[len(prefix) :] == (ANY_CHARACTERS,):
         return _any_element(prefixed(prefix) if prefix else _STRINGS)
     return StringTest(TestKind.GLOB, codes)
 

@@ -31,7 +31,7 @@ from ramify.errors import InputError
 
 __all__ = ["Axis", "Grid"]
 
-_MOST_CELLS = 1 << 24
+_GRID_CELLS = 1 << 24
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -175,7 +175,7 @@ class Grid:
             raise InputError("a grid needs at least one axis")
         if len({axis.path for axis in self.axes}) < len(self.axes):
             raise InputError("a grid cannot have two axes on one attribute")
-        if self.size > _MOST_CELLS:
+        if self.size > _GRID_CELLS:
             raise InputError(
                 f"a grid of {self.size} cells is too large: use fewer edges or axes (2^24 cells at most)"
             )

@@ -37,7 +37,15 @@ from ramify.content.filters.expressions import (
     compile_filter,
 )
 from ramify.content.filters.filters import Filter
-from ramify.content.filters.strings import ANY, ONE, StringTest, TestKind, glob, literal_prefix
+from ramify.content.filters.limits import FILTER_DEPTH, FILTER_TEXT
+from ramify.content.filters.strings import (
+    ANY_CHARACTERS,
+    ONE_CHARACTER,
+    StringTest,
+    TestKind,
+    glob,
+    literal_prefix,
+)
 from ramify.content.filters.values import (
     EVERY_VALUE,
     NO_VALUE,
@@ -59,11 +67,9 @@ from ramify.content.filters.values import (
 )
 from ramify.errors import FilterError
 
-__all__ = ["ALLOWED", "MAX_TEXT", "parse_sql", "parse_sql_expression"]
+__all__ = ["ALLOWED", "FILTER_TEXT", "parse_sql", "parse_sql_expression"]
 
 ALLOWED = "= <> != < <= > >= BETWEEN IN LIKE IS [NOT] NULL AND OR NOT array_contains"
-MAX_TEXT = 64 * 1024
-MAX_DEPTH = 32
 
 _KINDS = {
     AttributeType.STRING: "string",
@@ -100,7 +106,7 @@ _OTHER_NAMES: dict[type[exp.Expr], str] = {
     exp.RegexpLike: "RLIKE",
     exp.NullSafeEQ: "<=>",
     exp.Escape: "ESCAPE",
-    exp.Any: "ANY",
+    exp.Any: "ANY_CHARACTERS",
     exp.Cast: "CAST",
     exp.TryCast: "CAST",
     exp.Case: "CASE",
@@ -150,9 +156,9 @@ def parse_sql(text: str, schema: Mapping[str, AttributeType] | None = None) -> F
 
 def parse_sql_expression(text: str, schema: Mapping[str, AttributeType] | None = None) -> Expression:
     """Parse a predicate to its expression, without building boxes."""
-    if len(text) > MAX_TEXT:
+    if len(text) > FILTER_TEXT:
         raise FilterError(
-            f"the filter is {len(text)} characters long", allowed=f"up to {MAX_TEXT} characters"
+            f"the filter is {len(text)} characters long", allowed=f"up to {FILTER_TEXT} characters"
         )
     if any(0xD800 <= ord(c) <= 0xDFFF for c in text):
         raise FilterError("the filter holds half a surrogate pair", allowed="valid Unicode text")
@@ -309,7 +315,7 @@ class _Reader:
                     self.fail(f"a LIKE pattern must not escape {text[k]!r}: only %, _ and \\", pattern)
                 codes.append(ord(text[k]))
             else:
-                codes.append(ANY if c == "%" else ONE if c == "_" else ord(c))
+                codes.append(ANY_CHARACTERS if c == "%" else ONE_CHARACTER if c == "_" else ord(c))
             k += 1
         return glob(codes)
 
@@ -531,7 +537,7 @@ def like_values(codes: tuple[int, ...]) -> ValueSet:
     prefix = literal_prefix(codes)
     if len(prefix) == len(codes):
         return strings_equal([prefix])
-    if codes[len(prefix) :] == (ANY,):
+    if codes[len(prefix) :] == (ANY_CHARACTERS,):
         return prefixed(prefix)
     return where_tests([StringTest(TestKind.GLOB, codes)], within=prefixed(prefix))
 
@@ -682,12 +688,12 @@ def _check_tokens(text: str, tokens: list[Token]) -> None:
     for token, following in zip(tokens, [*tokens[1:], None], strict=True):
         kind = token.token_type
         depth += (kind is TokenType.L_PAREN) - (kind is TokenType.R_PAREN)
-        if depth > MAX_DEPTH:
+        if depth > FILTER_DEPTH:
             raise FilterError(
                 "the filter is nested too deeply",
                 text=text,
                 position=token.start,
-                allowed=f"up to {MAX_DEPTH} levels of brackets",
+                allowed=f"up to {FILTER_DEPTH} levels of brackets",
             )
         if kind is TokenType.SEMICOLON:
             reason = "only one predicate is allowed, without ;"

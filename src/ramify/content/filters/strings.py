@@ -5,8 +5,8 @@ to case, lie in a CIDR block. The algebra never looks inside; it only knows that
 answers, that a test and its negation exclude each other, and how to evaluate a test on a known string.
 The matcher's kernels evaluate the same tests from `StringTest.codes`; both are tested against each other.
 
-Globs, unlike SQL and EventBridge, are one thing here: code points, `ANY` (a run of any length, `%` or
-`*`) and `ONE` (exactly one code point, `_`).
+Globs, unlike SQL and EventBridge, are one thing here: code points, `ANY_CHARACTERS` (a run of any
+length, `%` or `*`) and `ONE_CHARACTER` (exactly one code point, `_`).
 """
 
 import ipaddress
@@ -14,10 +14,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-__all__ = ["ANY", "ONE", "StringTest", "TestKind", "cidr", "fold", "glob", "ignore_case", "literal_prefix"]
+__all__ = [
+    "ANY_CHARACTERS",
+    "ONE_CHARACTER",
+    "StringTest",
+    "TestKind",
+    "cidr",
+    "fold",
+    "glob",
+    "ignore_case",
+    "literal_prefix",
+]
 
-ANY = -1
-ONE = -2
+ANY_CHARACTERS = -1
+ONE_CHARACTER = -2
 
 
 class TestKind(IntEnum):
@@ -93,7 +103,9 @@ def glob(codes: Sequence[int]) -> tuple[int, ...]:
         while j < len(codes) and codes[j] < 0:
             j += 1
         run = codes[i:j]
-        out += [ONE] * run.count(ONE) + ([ANY] if ANY in run else [])
+        out += [ONE_CHARACTER] * run.count(ONE_CHARACTER) + (
+            [ANY_CHARACTERS] if ANY_CHARACTERS in run else []
+        )
         i = j
     return tuple(out)
 
@@ -155,10 +167,10 @@ def _glob_holds(codes: Sequence[int], text: Sequence[int]) -> bool:
     i = j = 0
     star = mark = -1
     while i < len(text):
-        if j < len(codes) and (codes[j] == text[i] or codes[j] == ONE):
+        if j < len(codes) and (codes[j] == text[i] or codes[j] == ONE_CHARACTER):
             i += 1
             j += 1
-        elif j < len(codes) and codes[j] == ANY:
+        elif j < len(codes) and codes[j] == ANY_CHARACTERS:
             star, mark = j, i
             j += 1
         elif star >= 0:
@@ -166,7 +178,7 @@ def _glob_holds(codes: Sequence[int], text: Sequence[int]) -> bool:
             i, j = mark, star + 1
         else:
             return False
-    while j < len(codes) and codes[j] == ANY:
+    while j < len(codes) and codes[j] == ANY_CHARACTERS:
         j += 1
     return j == len(codes)
 
@@ -182,9 +194,9 @@ def _glob_implies(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
         reach = _skip_any(b, reach)
         after = set()
         for j in reach:
-            if j < len(b) and b[j] == ANY:
+            if j < len(b) and b[j] == ANY_CHARACTERS:
                 after.add(j)
-            elif symbol != ANY and j < len(b) and (b[j] == symbol or b[j] == ONE):
+            elif symbol != ANY_CHARACTERS and j < len(b) and (b[j] == symbol or b[j] == ONE_CHARACTER):
                 after.add(j + 1)
         reach = after
     return len(b) in _skip_any(b, reach)
@@ -195,7 +207,7 @@ def _skip_any(b: tuple[int, ...], reach: set[int]) -> set[int]:
     out = set(reach)
     for j in sorted(reach):
         k = j
-        while k < len(b) and b[k] == ANY:
+        while k < len(b) and b[k] == ANY_CHARACTERS:
             k += 1
             out.add(k)
     return out
@@ -238,4 +250,4 @@ def _cidr_implies(a: StringTest, b: StringTest) -> bool:
 
 
 def _show(codes: Sequence[int]) -> str:
-    return "".join("*" if c == ANY else "?" if c == ONE else chr(c) for c in codes)
+    return "".join("*" if c == ANY_CHARACTERS else "?" if c == ONE_CHARACTER else chr(c) for c in codes)

@@ -7,7 +7,7 @@ codes begin in `words`, `n` how many there are; the string is data[start:end], w
 import numpy as np
 
 from ramify.compiled import Bytes, Flag, Int, Ints, compiled
-from ramify.content.filters.strings import ANY, ONE, TestKind, fold
+from ramify.content.filters.strings import ANY_CHARACTERS, ONE_CHARACTER, TestKind, fold
 
 __all__ = ["fold_code", "test_holds"]
 
@@ -15,7 +15,7 @@ __all__ = ["fold_code", "test_holds"]
 _GLOB = int(TestKind.GLOB)
 _NOCASE_PREFIX, _NOCASE_SUFFIX = int(TestKind.NOCASE_PREFIX), int(TestKind.NOCASE_SUFFIX)
 _CIDR4, _CIDR6 = int(TestKind.CIDR4), int(TestKind.CIDR6)
-_ANY, _ONE = ANY, ONE
+_ANY, _ONE = ANY_CHARACTERS, ONE_CHARACTER
 
 # Code points beyond ASCII whose folded form differs, so that kernels fold exactly as `fold` does.
 _CAPITALS = [c for c in range(128, 0x1E944) if chr(c).lower() != chr(c)]

@@ -24,7 +24,7 @@ __all__ = ["Distances", "Figures", "Weight", "all_pairs", "arc_weights", "figure
 Weight = Literal["hops", "price", "mean_price", "latency"]
 """What a path sums: links; price in the direction travelled; the mean of both prices; milliseconds."""
 
-MAX_ENTRIES = 1_000_000_000
+DISTANCE_ENTRIES = 1_000_000_000
 """Rows times brokers that `all_pairs` agrees to hold: 4 GB of hops, 10 GB of prices."""
 
 
@@ -98,14 +98,14 @@ def all_pairs(
     Hops: a breadth-first search per source, O(n + m) each, int16 (int32 above 32,767 brokers). Others:
     Dijkstra with a binary heap, O(m log n) each, kept as `dtype` (sums are double either way). Price is
     directed: `distance[i, j]` and `distance[j, i]` may differ. Raises `LimitError` before it would take
-    more than `MAX_ENTRIES` entries, `OverlayError` on an unknown weight or source.
+    more than `DISTANCE_ENTRIES` entries, `OverlayError` on an unknown weight or source.
     """
     count = len(overlay)
     rows = np.arange(count, dtype=np.int32) if sources is None else _sources(sources, count)
-    if len(rows) * count > MAX_ENTRIES:
+    if len(rows) * count > DISTANCE_ENTRIES:
         raise LimitError(
             f"all pairs of {count} brokers from {len(rows)} sources are {len(rows) * count:,} entries, "
-            f"more than {MAX_ENTRIES:,}. Search from fewer sources at a time."
+            f"more than {DISTANCE_ENTRIES:,}. Search from fewer sources at a time."
         )
     narrow = np.int16 if count <= np.iinfo(np.int16).max else np.int32
     distance = np.empty((len(rows), count), dtype=narrow if weight == "hops" else dtype)

@@ -25,8 +25,8 @@ from ramify.network.graphs.overlay import Link, Overlay, Site
 from ramify.network.graphs.underlay import Underlay
 
 __all__ = [
-    "MAX_FILE_BYTES",
-    "SCHEMA",
+    "OVERLAY_FILE_BYTES",
+    "OVERLAY_SCHEMA",
     "SUFFIXES",
     "decode_overlay",
     "encode_overlay",
@@ -34,16 +34,16 @@ __all__ = [
     "write_overlay",
 ]
 
-SCHEMA: Literal["ramify.overlay/1"] = "ramify.overlay/1"
-MAX_FILE_BYTES = 64 * 1024 * 1024
+OVERLAY_SCHEMA: Literal["ramify.overlay/1"] = "ramify.overlay/1"
+OVERLAY_FILE_BYTES = 64 * 1024 * 1024
 MAX_ROUTERS = 10_000_000
 
 
 def read_overlay(path: str | os.PathLike[str]) -> Overlay:
     """The overlay in a file: `.json`, `.graphml`, or an edge list in `.csv`, `.tsv`, `.txt`, `.edges`.
 
-    Raises `OverlayError` with path, line and what to do. Reads at most `MAX_FILE_BYTES`. The overlay need
-    not be connected.
+    Raises `OverlayError` with path, line and what to do. Reads at most `OVERLAY_FILE_BYTES`. The overlay
+    need not be connected.
     """
     where = Path(path)
     reader = SUFFIXES.get(where.suffix.lower())
@@ -53,12 +53,12 @@ def read_overlay(path: str | os.PathLike[str]) -> Overlay:
         )
     try:
         with where.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+            content = file.read(OVERLAY_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         reason = error.strerror if isinstance(error, OSError) else error
         raise OverlayError(f"cannot be read: {reason}. Check the path.", path=str(path)) from error
-    if len(content) > MAX_FILE_BYTES:
-        raise OverlayError(f"larger than {MAX_FILE_BYTES:,} bytes. Split or thin it.", path=str(path))
+    if len(content) > OVERLAY_FILE_BYTES:
+        raise OverlayError(f"larger than {OVERLAY_FILE_BYTES:,} bytes. Split or thin it.", path=str(path))
     try:
         return reader(content, where.stem)
     except OverlayError as error:
@@ -176,7 +176,7 @@ def _first_fault(attempt: Callable[[int], OverlayError | None], count: int) -> t
 
 # --- edge lists -----------------------------------------------------------------------------------------
 
-COLUMNS = ("latency_ms", "price_per_gb", "back_price_per_gb")
+EDGE_COLUMNS = ("latency_ms", "price_per_gb", "back_price_per_gb")
 
 
 def _read_edges(content: bytes, name: str) -> Overlay:
@@ -188,14 +188,14 @@ def _read_edges(content: bytes, name: str) -> Overlay:
         cells = [cell.strip() for cell in row.split(",")] if "," in row else row.split()
         if not draft.links and cells[2:3] == ["latency_ms"]:
             continue  # a header
-        if not 2 <= len(cells) <= 2 + len(COLUMNS) or not all(cells[:2]):
+        if not 2 <= len(cells) <= 2 + len(EDGE_COLUMNS) or not all(cells[:2]):
             raise OverlayError(
                 f"{len(cells)} columns. Write: a b [latency_ms] [price_per_gb] [back_price_per_gb].",
                 line=line,
             )
         a, b = cells[:2]
-        numbers = [_number(cell, what, line) for cell, what in zip(cells[2:], COLUMNS, strict=False)]
-        latency_ms, price, back = numbers + [None] * (len(COLUMNS) - len(numbers))
+        numbers = [_number(cell, what, line) for cell, what in zip(cells[2:], EDGE_COLUMNS, strict=False)]
+        latency_ms, price, back = numbers + [None] * (len(EDGE_COLUMNS) - len(numbers))
         draft.broker(a, Site(), line)
         draft.broker(b, Site(), line)
         draft.link(_link(a, b, latency_ms, price, back), line)
@@ -370,7 +370,7 @@ def _graphml_brokers(nodes: Sequence[_Element], draft: _Draft) -> dict[str, str]
 
 def _graphml_link(a: str, b: str, edge: _Element, sites: dict[str, Site]) -> Link:
     """A link; without a latency of its own it takes the one of the distance, where both ends are placed."""
-    latency_ms, price, back = (_number(edge.data.get(what, ""), what, edge.line) for what in COLUMNS)
+    latency_ms, price, back = (_number(edge.data.get(what, ""), what, edge.line) for what in EDGE_COLUMNS)
     if latency_ms is None:
         here, there = sites[a], sites[b]
         if None not in (here.latitude, here.longitude, there.latitude, there.longitude):
@@ -430,7 +430,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, 
 
 def _document(overlay: Overlay) -> _Document:
     return _Document(
-        SCHEMA,
+        OVERLAY_SCHEMA,
         overlay.name,
         [
             _Broker(name, site.latitude, site.longitude, site.region, site.provider, site.role)
@@ -459,9 +459,9 @@ def _routers(below: Underlay) -> _Routers:
 def _read_json(content: bytes, _: str) -> Overlay:
     text = _text(content)
     document = _decode(text)
-    if document.schema != SCHEMA:
+    if document.schema != OVERLAY_SCHEMA:
         raise OverlayError(
-            f"schema is {document.schema[:40]!r}, this version reads {SCHEMA!r}. Convert the file.",
+            f"schema is {document.schema[:40]!r}, this version reads {OVERLAY_SCHEMA!r}. Convert the file.",
             line=_line_of(text, "$.schema"),
         )
     return _build(

@@ -66,7 +66,7 @@ SPECS: dict[str, Spec] = {
 # What a number may be, by its name. The generators also make overlays of no brokers, for callers whose
 # count is computed; in a text, 0 is a slip of the hand.
 RANGES: dict[str, range] = {"brokers": range(1, 10**18), "multi_homed_percent": range(101)}
-ANY = range(10**18)
+ANY_NUMBER = range(10**18)
 
 
 def overlay_from(spec: str) -> Overlay:
@@ -101,11 +101,11 @@ def _arguments(name: str, spec: Spec, given: list[str]) -> list[int]:
 
 
 def _whole_number(name: str, spec: Spec, key: str, text: str) -> int:
-    allowed = RANGES.get(key, ANY)
+    allowed = RANGES.get(key, ANY_NUMBER)
     # Length first: int() of a very long text is slow, or refused by Python.
     if text.isascii() and text.isdigit() and len(text) <= 18 and int(text) in allowed:
         return int(text)
-    limits = f"from {allowed.start}" + (f" to {allowed[-1]}" if allowed.stop < ANY.stop else "")
+    limits = f"from {allowed.start}" + (f" to {allowed[-1]}" if allowed.stop < ANY_NUMBER.stop else "")
     raise OverlayError(
         f"{key} of {name} is {text[:40]!r}, not a whole number {limits}. Write {spec.usage(name)}."
     )

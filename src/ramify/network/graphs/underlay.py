@@ -1,7 +1,7 @@
 """The underlay: the routers below an overlay, and the routes that its links take through them.
 
 Owns the router graph, a price per direction on its links, where brokers are attached, and shortest routes
-by latency. Link stress and resource usage are counted on its links by whoever prices a plan.
+by latency. Link stress and resource usage are counted on its links when a plan is priced.
 
 A broker hangs on its router by an access link. Underlay links are numbered: first the router links in
 order, then one access link per broker, so broker `i` has the access link `len(ends) + i`.

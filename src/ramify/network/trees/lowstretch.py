@@ -42,7 +42,7 @@ SPREAD = 0.15
 """Radius of a cone as a share of the part's radius, at most. See `star_decomposition_tree`."""
 CLASS = 2.0
 """AKPW: the ratio of the longest to the shortest edge of a class, each over its multiplicity."""
-SHARE = 0.25
+STAR_SHARE = 0.25
 """AKPW: a piece grows until its boundary is at most this share of its inside, by multiplicity."""
 
 
@@ -88,7 +88,7 @@ def akpw_tree(
     order = closed(np.argsort(worth, kind="stable"), np.int32)
     chosen = np.empty(nodes - 1, dtype=np.int32)
     count = _akpw(
-        graph.ends, closed(worth, np.float64), graph.multiplicity, order, first, CLASS, SHARE, chosen
+        graph.ends, closed(worth, np.float64), graph.multiplicity, order, first, CLASS, STAR_SHARE, chosen
     )
     return graph.spanning(chosen[:count])
 

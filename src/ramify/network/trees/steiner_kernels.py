@@ -720,7 +720,7 @@ def ascend_sets(
                 active[count] = t
                 score[count] = in_start[t + 1] - in_start[t]
                 count += 1
-        waits[root] = one  # the root counts as active too: whoever is reached from it retires
+        waits[root] = one  # the root counts as active too: a terminal reached from it retires
         total = 0.0
         lows = 0
         while count > 0:

@@ -6,7 +6,7 @@ Idea       Take out a tree link. Each set that used it falls into two sub-trees,
            across the cut joins them for its length and the distances from a and from b to the nearest point
            of each side's sub-tree. Those distances, summed over the sets, follow for all brokers from one
            pass down the tree, so the best replacement is found exactly; it is made when it is cheaper.
-Guarantee  The cost never rises. When `finished`, no exchange of one link lowers it (up to `TOLERANCE`).
+Guarantee  The cost never rises. When `finished`, no exchange of one link lowers it by `SWAP_TOLERANCE`.
 Cost       A link: O(terminals on the smaller side + those of the sets that use it + n + m), and without the
            n + m when a bound shows that nothing can be gained. A swap: O(n log n) to measure the new tree.
 Departures None: the scheme is our own. Links are tried in rotation and the first that gains is swapped by
@@ -34,7 +34,7 @@ __all__ = ["SwapResult", "improve"]
 Floats = npt.NDArray[np.float64]
 Table = npt.NDArray[np.int32]
 
-TOLERANCE = 1e-9
+SWAP_TOLERANCE = 1e-9
 """Gains below this share of the start cost are rounding."""
 CHUNK = 4_000_000
 """Steps between two looks at the clock: some 20 ms."""
@@ -75,7 +75,7 @@ def improve(
         )
     before = measured(overlay, tree, weight)
     start_cost = cost = before.total(sets)
-    search = _Search(overlay, before, sets, lengths, TOLERANCE * start_cost)
+    search = _Search(overlay, before, sets, lengths, SWAP_TOLERANCE * start_cost)
     deadline = None if seconds is None else perf_counter() + seconds
     while not search.finished and (swaps is None or search.swaps < swaps):
         if deadline is not None and perf_counter() >= deadline:

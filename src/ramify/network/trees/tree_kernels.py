@@ -27,7 +27,7 @@ Floats = npt.NDArray[np.float64]
 Table = npt.NDArray[np.int32]  # of two dimensions
 
 OUTSIDE = -2
-SMALL = 24  # up to here insertion is quicker than a heap
+SORTED_BY_INSERTION = 24  # up to here insertion is quicker than a heap
 
 
 @compiled
@@ -141,7 +141,7 @@ def meeting(i: Int, j: Int, table: Table, log: SmallInts) -> int:
 @compiled
 def sort_small(values: SmallInts, count: Int) -> None:
     """Sort the first `count` values in place: insertion when few, else a heap. O(k log k)."""
-    if count <= SMALL:
+    if count <= SORTED_BY_INSERTION:
         for i in range(1, count):
             value = values[i]
             j = i - 1

@@ -48,7 +48,7 @@ Floats = npt.NDArray[np.float64]
 
 ROOT_BUDGET = 100_000_000
 """Steps that `best_root_spt` may spend: two or three seconds on one core."""
-ROWS = 128
+ROOTS_AT_ONCE = 128
 """Roots that are searched from at a time: bounds the memory, not the work."""
 GAUGES = 64
 """Brokers whose distances rank the roots when not every root can be tried."""
@@ -340,8 +340,8 @@ def best_root_spt(
     if affordable < nodes:
         roots = np.sort(_central(overlay, sets, weight)[:affordable])
     total = np.zeros(nodes)
-    for at in range(0, len(roots), ROWS):
-        part = roots[at : at + ROWS]
+    for at in range(0, len(roots), ROOTS_AT_ONCE):
+        part = roots[at : at + ROOTS_AT_ONCE]
         total[part] = _priced(overlay, sets, weight, part)
     return shortest_path_tree(overlay, int(roots[np.argmin(total[roots])]), weight)
 

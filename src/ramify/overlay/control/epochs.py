@@ -30,7 +30,7 @@ round it must: else an event can pass between the two readings, and nobody has s
 Silence. A broker whose lease lapsed (*lost*) routes nothing until it has caught up, so installing and
 flipping go on without it; but its lanes may hold events of any epoch, so nothing is retired until it has
 come back and reported, or `forget` gives it up. At most three epochs live: then `propose` refuses and
-names whom it waits for.
+names the brokers that it waits for.
 
 What a broker must keep to:
 - Each time it takes its lease it has a new *session*. It routes only while it holds the lease, and only
@@ -237,7 +237,7 @@ class Epochs:
         return EpochStage.INSTALLING if epoch == self.wanted else EpochStage.DRAINING
 
     def waits_for(self, epoch: int) -> dict[str, str]:
-        """Whom an epoch waits for in its present state, and why. Nobody when it is flipped or retired."""
+        """The brokers that an epoch waits for at its stage, and why. None once it is flipped or retired."""
         state = self.state(epoch)
         if state in (EpochStage.FLIPPED, EpochStage.RETIRED):
             return {}
@@ -284,7 +284,7 @@ class Epochs:
 
         `contains` is the last revision whose changes the plan has; without it, all up to now. An epoch
         that was proposed before and not flipped to is given up. Raises `EpochError` when three epochs live,
-        with whom they wait for.
+        with the brokers that they wait for.
         """
         contains = self.revision if contains is None else contains
         if not 0 <= contains <= self.revision:

@@ -140,7 +140,7 @@ def concat(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
 def split(batch: pa.RecordBatch, most_bytes: int = MOST_FRAME_BYTES) -> list[pa.RecordBatch]:
     """The events in order, in parts that encode to at most `most_bytes` and that `LINK_LIMITS` allows.
 
-    A single event that is larger is a part of its own: whoever sends it must look. A part that did not fit
+    A single event that is larger is a part of its own: its sender must look. A part that did not fit
     at first has only the attributes that its events have, since names can be most of a frame.
 
     Cost: O(columns) for a batch that is small before it is packed; otherwise each cut packs both halves.

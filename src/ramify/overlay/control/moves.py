@@ -16,8 +16,8 @@ the next. A move takes the paper's calls in this order; each is written down bef
 Idea       An event is routed by one plan from its first broker to its last. So it comes on the lane at
            home, with a plan before the switch, or on the lane at the foreign broker, with one after it:
            never on both, never on none. The client reads the one to its end, and then the other (connect).
-Guarantee  Nothing is lost or doubled, whoever dies in whatever phase: what a phase rests on is in the store
-           or in a broker's log, and `looked` finds it there. A move ends in exactly one way.
+Guarantee  Nothing is lost or doubled, whatever process dies in whatever phase: what a phase rests on is in
+           the store or in a broker's log, and `looked` finds it there. A move ends in exactly one way.
 Departures The paper's home broker forwards what comes for the client until the foreign one is known
            everywhere, and does not say how doubles and gaps are avoided. Here nothing is forwarded.
 
@@ -154,7 +154,7 @@ def ended(move: Move, number: int, now: float) -> Move:
 def looked(move: Move, view: ClientView, now: float) -> Move:
     """The move as what is known of its client makes it.
 
-    Plans are the truth: one that has the client at the foreign broker counts, also where whoever saved it
+    Plans are the truth: one that has the client at the foreign broker counts, also where its writer
     did not come to write the phase, or another gave the move up meanwhile.
     """
     if move.phase == SWITCHED:

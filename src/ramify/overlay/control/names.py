@@ -39,7 +39,7 @@ LINK, DELIVER, LOG, MATCH = "out.link", "out.deliver", "out.log", "out.match"
 """Lanes of OUT: to a neighbour, to a client; records of positions alone; and what matchmaking knows."""
 
 STATUS = "ramify.status"
-"""Where a broker that makes matches says how it fares, in RAMIFY: to whoever has its key."""
+"""Where a broker that makes matches says how it fares, in RAMIFY: to a holder of its key."""
 
 CLIENT = "client"
 

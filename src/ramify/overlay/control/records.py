@@ -9,7 +9,7 @@ The store (`store.Store`, bucket CTL), with names as tokens:
     overlay                 the overlay (large value)
     rules                   `RulesRecord`: the rules that every plan must keep, and the user's weights
     replaced                names the last wish to replace the plan that was carried out
-    plans.<id>              a plan (large value, `plan_files.encode_plan`), never changed
+    plans.<id>              a plan (large value, `plans.files.encode_plan`), never changed
     changes.<id>            `Changes`: one revision of one epoch's plan, never changed
     brokers.<broker>        lease of a broker; its session is in it
     reports.<broker>        `BrokerReport` of `epochs`
@@ -30,13 +30,14 @@ from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError
 
 __all__ = [
+    "CLIENT_LEASE_S",
+    "CLIENT_QUOTA_BYTES",
     "COORDINATE",
-    "DEFAULT_LEASE_S",
-    "DEFAULT_QUOTA_BYTES",
     "LEADER",
     "MOVES",
     "OVERLAY",
     "REPLACED",
+    "ROUTING",
     "RULES",
     "STATE",
     "Advertisement",
@@ -61,11 +62,14 @@ __all__ = [
 
 LEADER, STATE, OVERLAY, REPLACED, RULES = "leader", "state", "overlay", "replaced", "rules"
 MOVES = "moves"
+ROUTING = "routing"
+"""Behind the key of a plan: its routing form, where the plan's writer wrote one."""
+
 COORDINATE = "ramify.coordinate"
 """Where the leader answers, in the account CONTROL of the control server."""
 
-DEFAULT_QUOTA_BYTES = 256 << 20
-DEFAULT_LEASE_S = 7 * 86_400
+CLIENT_QUOTA_BYTES = 256 << 20
+CLIENT_LEASE_S = 7 * 86_400
 
 
 class FilterText(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -95,8 +99,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     op: str
     id: str = ""
     filter: FilterText | None = None
-    quota_bytes: int = DEFAULT_QUOTA_BYTES
-    lease_s: int = DEFAULT_LEASE_S
+    quota_bytes: int = CLIENT_QUOTA_BYTES
+    lease_s: int = CLIENT_LEASE_S
     wait_s: float = 5.0
     reason: str = ""
     latency_ms: float | None = None
@@ -142,8 +146,8 @@ class ClientSubscription(msgspec.Struct, frozen=True, omit_defaults=True):
     """A subscription of a client."""
 
     filter: FilterText
-    quota_bytes: int = DEFAULT_QUOTA_BYTES
-    lease_s: int = DEFAULT_LEASE_S
+    quota_bytes: int = CLIENT_QUOTA_BYTES
+    lease_s: int = CLIENT_LEASE_S
     # why it does not count at present; empty while it does
     suspended: str = ""
     # from a file of subscriptions; requests have none

@@ -7,7 +7,7 @@ the epochs. A call changes the book and returns what is to be written, in this o
     changes     one record for each live epoch, or a whole plan for a new one, under keys that are new
     state       what brokers act by; written last, by compare-and-set
 
-So whoever reads the store after a crash between two writes finds records that are ahead of the plans, or
+So a reader of the store after a crash between two writes finds records that are ahead of the plans, or
 keys that nobody refers to; never a plan that is ahead of the records. `Book.load` and `revise` bring the
 plans up to the records, and end where the one before would have ended.
 
@@ -39,6 +39,7 @@ from ramify.overlay.control.epochs import EpochStage as Life
 from ramify.overlay.control.names import token
 from ramify.overlay.control.records import (
     OVERLAY,
+    ROUTING,
     STATE,
     ClientRecord,
     ClientSubscription,
@@ -75,8 +76,6 @@ __all__ = [
     "wanted_of",
 ]
 
-ROUTING = "routing"
-"""Behind the key of a plan: its routing form."""
 
 MOST_CHANGES = 256
 """Revisions of an epoch after which its plan is written anew."""
@@ -344,7 +343,7 @@ class Book:
         self.dropped: list[str] = []
         """Keys that the next saved state no longer refers to."""
         self.blocked: dict[str, str] = {}
-        """Whom a plan waits for that the head's lack made necessary, and why."""
+        """The brokers that a plan, made because the head lacked something, waits for, and why."""
         self._fresh = fresh
 
     @classmethod

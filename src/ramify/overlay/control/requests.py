@@ -1,7 +1,7 @@
 """What a request does to the record of its client. Pure.
 
 Owns how ids are resolved, which requests are refused and why, and that the same request again is harmless.
-The record is all that a request changes; plans follow records (`deciding`).
+The record is all that a request changes; plans follow records (`registry`).
 
 An id x of client c names the subscription c/x; one that came with a plan keeps the id that it has there.
 """
@@ -34,8 +34,8 @@ MOST_HELD = 10_000
 MOST_RECORD_BYTES = 4 << 20
 """What a client's record may have: it is stored as one value, and is the answer to `list`."""
 
-_LONGEST_ID = 256
-_MOST_NUMBER = 1 << 53
+LONGEST_ID = 256
+MOST_NUMBER = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,8 @@ def _subscribe(record: ClientRecord, passed: ForwardedRequest, rules: RequestLim
     known = record.subscriptions.get(id_)
     if request.filter is None:
         raise _RefusedError("bad_request", f"subscription {request.id!r} has no filter: give one")
-    if not (1 <= request.quota_bytes <= _MOST_NUMBER and 1 <= request.lease_s <= _MOST_NUMBER):
-        raise _RefusedError("bad_request", f"quota_bytes and lease_s must be 1 to {_MOST_NUMBER}")
+    if not (1 <= request.quota_bytes <= MOST_NUMBER and 1 <= request.lease_s <= MOST_NUMBER):
+        raise _RefusedError("bad_request", f"quota_bytes and lease_s must be 1 to {MOST_NUMBER}")
     if rules.owner(id_) not in (None, record.client):
         raise _RefusedError("exists", f"another client has a subscription {id_!r}: choose another id")
     if known is None and len(record.subscriptions) >= MOST_HELD:
@@ -151,9 +151,9 @@ def _unsubscribe(record: ClientRecord, passed: ForwardedRequest, rules: RequestL
 
 def _advertise(record: ClientRecord, passed: ForwardedRequest, rules: RequestLimits) -> RequestOutcome:
     request = passed.request
-    if not request.id or len(request.id) > _LONGEST_ID or request.filter is None:
+    if not request.id or len(request.id) > LONGEST_ID or request.filter is None:
         raise _RefusedError(
-            "bad_request", f"an advertisement needs a filter and an id of 1 to {_LONGEST_ID} characters"
+            "bad_request", f"an advertisement needs a filter and an id of 1 to {LONGEST_ID} characters"
         )
     known = record.advertisements.get(request.id)
     if known is not None and known.filter != request.filter:
@@ -219,8 +219,8 @@ _DO: dict[str, Callable[[ClientRecord, ForwardedRequest, RequestLimits], Request
 
 
 def _resolved(record: ClientRecord, request: Request) -> str:
-    if not request.id or len(request.id) > _LONGEST_ID:
-        raise _RefusedError("bad_request", f"a subscription's id has 1 to {_LONGEST_ID} characters")
+    if not request.id or len(request.id) > LONGEST_ID:
+        raise _RefusedError("bad_request", f"a subscription's id has 1 to {LONGEST_ID} characters")
     own = f"{record.client}/{request.id}"
     return request.id if own not in record.subscriptions and _came_with_a_plan(record, request.id) else own
 
@@ -253,7 +253,7 @@ def _latency(
     asked = request.latency_ms
     if asked is None or (known is not None and known.latency_ms == asked):
         return None if known is None else known.latency_ms
-    if not 0 < asked <= _MOST_NUMBER:
+    if not 0 < asked <= MOST_NUMBER:
         raise _RefusedError("bad_request", f"latency_ms = {asked}: it must be above 0")
     why = rules.too_late(subscription_of(record.client, record.broker, id_, filter, asked))
     if why:

@@ -254,7 +254,7 @@ class Stepper(ABC):
         return None
 
     def _pieces(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The batches joined where they agree, each small enough for whoever reads it."""
+        """The batches joined where they agree, each small enough for its readers."""
         most = max(1, min(MOST_FRAME_BYTES, self.most_bytes - (self.most_bytes >> 3) - _FRAMING_BYTES))
         for events in concat(batches):
             yield from split(events, most)

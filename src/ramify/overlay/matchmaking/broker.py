@@ -8,7 +8,7 @@ How a driver runs it:
 
 A broker that is restored from its last snapshot goes on as if nothing had been. When no packet is under
 way, the data channels are exactly the pairs of advertisement and subscription that overlap and that a tree
-joins; the marks are those of `ramify.planning.matchmaking`, the best there are; and what brokers store for
+joins; the marks are those of `marking`, the best there are; and what brokers store for
 others is that marking's cost. At every moment, in every tree, no link that carries advertisements comes
 below one that carries subscriptions. A channel whose ends do not change stays open whatever else does.
 """

@@ -25,7 +25,7 @@ __all__ = ["DataTable", "EventRoute", "Filters", "close_own", "hear_close", "hea
 
 EVER = 2**62
 """A number that no descriptor reaches."""
-MOST_KEPT = 200_000
+ROUTES_KEPT = 200_000
 """Parsed filters, and answers to whether two overlap, that are kept; then it begins anew."""
 
 
@@ -190,7 +190,7 @@ def _both_ways(state: MatchState, origin: str, below: str, item: Open | Close, o
 
 
 def _make_room(kept: dict[Any, Any]) -> None:
-    if len(kept) >= MOST_KEPT:
+    if len(kept) >= ROUTES_KEPT:
         kept.clear()
 
 

@@ -1,6 +1,6 @@
 """How many descriptors are above and below each link: numbers only, hop by hop, and the loads they make.
 
-The origin's number goes down its whole tree; whoever has subscriptions answers with their number up the
+The origin's number goes down its whole tree; a broker with subscriptions answers with their number up the
 tree. The links that such an answer has crossed are active; the others lead to nobody.
 """
 

@@ -1,4 +1,4 @@
-"""Who must tell whom: each direction of a tree link carries advertisements (p) or subscriptions (s).
+"""What brokers tell each other: a direction of a tree link carries advertisements (p) or subscriptions (s).
 
 Problem    Every advertisement must meet every subscription somewhere on the path between them. A p-link
            stores the advertisements of all origins above it at its far end, an s-link the subscriptions of

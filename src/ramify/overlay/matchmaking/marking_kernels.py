@@ -7,12 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.compiled import Int, Ints, SmallInts, compiled
+from ramify.network.trees.tree_kernels import OUTSIDE
 
 __all__ = ["below_links", "keep_needed"]
 
 Flags = npt.NDArray[np.bool_]
 Words = npt.NDArray[np.uint64]
-OUTSIDE = -2
 
 
 @compiled

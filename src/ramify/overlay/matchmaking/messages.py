@@ -161,7 +161,7 @@ class LoadRow(_Message, frozen=True):
 class MarkVerdict(_Message, frozen=True):
     """From the elected broker: the links of one broker that must not have the lesser load, with marks.
 
-    `path` is the way that it has left: the row's, backwards; the last is whom it is for.
+    `path` is the way that it has left: the row's, backwards; the last is the receiver.
     """
 
     leader: str

@@ -67,7 +67,7 @@ def hear_row(state: MatchState, said: LoadRow, out: Outbox) -> None:
         return
     sender = said.path[0] if said.path else me
     state.rows[sender] = said
-    # whoever sends a row knows of no verdict of this election, or of one that may not fit
+    # the sender of a row knows of no verdict of this election, or of one that may not fit
     state.verdicts.pop(sender, None)
     solved = _solve({broker: row.links for broker, row in state.rows.items()})
     for broker, row in sorted(state.rows.items()):
@@ -89,7 +89,7 @@ def hear_verdict(state: MatchState, said: MarkVerdict, out: Outbox) -> None:
 
 
 def _follow(state: MatchState) -> None:
-    """Whom the alarms elect. Another election voids verdicts and rows."""
+    """The broker that the alarms elect. Another election voids verdicts and rows."""
     on = sorted((broker, seen.number) for broker, seen in state.alarms.items() if seen.on)
     elected = on[0] if on else None
     if elected != state.elected:

@@ -76,7 +76,7 @@ class DataChannel(msgspec.Struct, frozen=True):
 
 
 class AlarmSeen(msgspec.Struct, frozen=True):
-    """The last that was heard of a broker's alarm, and from whom it came first."""
+    """The last that was heard of a broker's alarm, and which neighbour it came from first."""
 
     number: int
     on: bool

@@ -58,9 +58,9 @@ from ramify.overlay.matchmaking.broker import MatchBroker, Packets
 from ramify.overlay.matchmaking.messages import Descriptor, decode_packet, encode_packet
 from ramify.overlay.matchmaking.state import TreePlace
 
-__all__ = ["BAD_PACKET", "OUTSIDE", "MatchNode"]
+__all__ = ["BAD_PACKET", "OUTSIDE_ADVERTISEMENT", "MatchNode"]
 
-OUTSIDE, BAD_PACKET = "outside_advertisement", "bad_packet"
+OUTSIDE_ADVERTISEMENT, BAD_PACKET = "outside_advertisement", "bad_packet"
 """Why an event, or a neighbour's packet, was rejected."""
 
 _PIECE_BYTES = 512 << 10
@@ -308,7 +308,9 @@ class MatchNode(Stepper):
                 why = self.match.table.refusal(client, event.values)
                 raw = msgspec.json.encode(to_cloudevent(batch, row))[:RAW_BYTES]
                 place = at.pop(0) if at else 0
-                found.append(RejectedMessage(client, place, event.id, OUTSIDE, why or "", raw))
+                found.append(
+                    RejectedMessage(client, place, event.id, OUTSIDE_ADVERTISEMENT, why or "", raw)
+                )
         return found
 
     def _route(self, origin: str, events: pa.RecordBatch, going: _Going, done: StepResult) -> bool:

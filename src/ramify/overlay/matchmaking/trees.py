@@ -16,9 +16,9 @@ import numpy.typing as npt
 from ramify.errors import InputError, OverlayError, PlanError
 from ramify.network.graphs.distances import Weight, all_pairs
 from ramify.network.graphs.overlay import Overlay
-from ramify.network.trees.tree_kernels import orient
+from ramify.network.trees.tree_kernels import OUTSIDE, orient
 from ramify.network.trees.trees import closed
-from ramify.overlay.matchmaking.marking_kernels import OUTSIDE, keep_needed
+from ramify.overlay.matchmaking.marking_kernels import keep_needed
 from ramify.planning.plans.plan import Channel, Plan
 
 __all__ = ["Descriptors", "MatchTrees", "plan_trees"]

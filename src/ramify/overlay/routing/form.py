@@ -1,10 +1,10 @@
 """The routing form of a plan: what a broker needs to route by it, ready to use. Pure.
 
-Owns the form: one Arrow record batch of a single row (IPC stream, compressed), written once by whoever has
-the plan. Reading it compiles no filter and makes no object per subscription, so that a broker with
+Owns the form: one Arrow record batch of a single row (IPC stream, compressed), written once by the process
+that has the plan. Reading it compiles no filter and makes no object per subscription, so that a broker with
 100,000 subscriptions is ready in well below a second.
 
-    plan       the plan file (`plan_files`) without classes, entries and attachments
+    plan       the plan file (`planning.plans.files`) without classes, entries and attachments
     schema     attribute -> type, for filters that come later
     matcher    the compiled filters (`content.matcher_files`)
     host       of each class: the index of its broker

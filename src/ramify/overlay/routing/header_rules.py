@@ -14,7 +14,7 @@ from ramify.planning.plans.plan import Pruning
 
 __all__ = ["HeaderRules"]
 
-MOST_KEPT = 16_384
+VERDICTS_KEPT = 16_384
 """Headers that are known to be sound; then that starts over."""
 
 MOST_OPENED = 65_536
@@ -54,7 +54,7 @@ class HeaderRules:
         if came_from is None or came_from not in self._linked:
             raise InputError(f"{sender!r} has no link to this broker in the plan of this epoch")
         self._check(came_from, header)
-        if len(self._sound) >= MOST_KEPT:
+        if len(self._sound) >= VERDICTS_KEPT:
             self._sound.clear()
         self._sound.add((sender, header))
 

@@ -103,7 +103,7 @@ class RoutingPlan:
 
     @classmethod
     def read(cls, content: bytes) -> "RoutingPlan":
-        """From the routing form of a plan (`routing_form.encode_routing`). Nothing is parsed or compiled.
+        """From the routing form of a plan (`form.encode_routing`). Nothing is parsed or compiled.
 
         Raises `InputError` for bytes that are none.
         """
@@ -252,7 +252,7 @@ class RoutingPlan:
         """Whether a broker takes an event of a channel from a neighbour on its tree (None: by a leg).
 
         It does not where the sender's revision of the plan has a branch or a channel that this one has not,
-        or has no more. Nobody whom both serve is behind it (`planning.growth`).
+        or has no more. No subscriber of both is behind it (`planning.plans.growth`).
         """
         if channel >= len(self.layout.trees):
             return False

@@ -31,7 +31,7 @@ from ramify.planning.plans.plan import Pruning
 
 __all__ = ["Delivery", "Frame", "RouteDecision", "RoutedFrame", "Router", "RoutingPlan"]
 
-MOST_KEPT = 500_000
+DECISIONS_KEPT = 500_000
 """Class ids in the decisions that a router remembers, some tens of megabytes; then it starts over."""
 MOST_TREES = 16_384
 """Carried trees that a router remembers; then it starts over."""
@@ -92,7 +92,7 @@ class _Kept(dict[tuple[_Headed, int, int, tuple[int, ...]], _Found]):
     def keep(self, key: tuple[_Headed, int, int, tuple[int, ...]], found: _Found) -> None:
         """Remember one more."""
         self._held += len(key[3]) + _OVERHEAD
-        if self._held > MOST_KEPT:
+        if self._held > DECISIONS_KEPT:
             self.clear()
             self._held = len(key[3]) + _OVERHEAD
         self[key] = found
@@ -116,8 +116,8 @@ class Router:
         """
         header = frame.header
         if header is not None and header.label is not None and header.label[1] != self.broker:
-            # of one to a channel that another broker's revision has opened, nobody whom all serve waits
-            # for it: it may go
+            # of one to a channel that another broker's revision has opened, no subscriber of all of them
+            # waits for it: it may go
             passed = tuple((to, Frame(frame.events, on)) for to, on in self._pass_on(header))
             return RoutedFrame(passed, (), 0)
         if header is not None:

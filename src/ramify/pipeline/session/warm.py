@@ -41,7 +41,7 @@ AUTO = "auto"
 
 _START_S = 180.0
 _STOP_S = 30.0
-_LOOK_S = 0.1
+_START_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ def _launch(scratch: Path, slots: int, memory: str | None) -> WarmSpark:
         if process.poll() is not None or time.monotonic() > end:
             _end(record)
             raise SparkError(f"Spark did not come up{_said(log)}")
-        time.sleep(_LOOK_S)
+        time.sleep(_START_LOOK_S)
     return record
 
 
@@ -240,7 +240,7 @@ def _end(record: WarmSpark) -> None:
                 os.waitpid(record.pid, os.WNOHANG)  # ours, when it is stopped by who started it
             if not record.runs:
                 return
-            time.sleep(_LOOK_S)
+            time.sleep(_START_LOOK_S)
     raise SparkError(f"the process {record.pid} of Spark does not end: end it by hand")
 
 

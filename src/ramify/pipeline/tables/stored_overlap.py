@@ -1,4 +1,4 @@
-"""Who overlaps whom, read back from stored tables for SemCast to plan by.
+"""Which profiles overlap, read back from stored tables for SemCast to plan by.
 
 Owns what ties tables to the classes that they were made of. It needs pyarrow alone, no Spark.
 """

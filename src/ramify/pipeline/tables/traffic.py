@@ -1,4 +1,4 @@
-"""Who sends how much to whom: the traffic matrix between brokers, and what each broker publishes.
+"""The traffic matrix between brokers, and what each broker publishes.
 
 Owns the sums over a demand table by publisher and destination. What a plan makes of this traffic on
 links is the pricer's business. Zhao and Wu (section I) call it the traffic matrix and start from it;

@@ -27,7 +27,7 @@ from ramify.planning.schemes.catalog import drift
 
 __all__ = ["ChannelDiff", "ClassMove", "PlanDiff", "diff"]
 
-SHOWN = 3
+MOVES_SHOWN = 3
 
 Ends = tuple[str, str]
 
@@ -331,5 +331,5 @@ def _arrow(client: str, where: tuple[str | None, str | None]) -> str:
 
 
 def _some(names: tuple[str, ...]) -> str:
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - MOVES_SHOWN
+    return ", ".join(names[:MOVES_SHOWN]) + (f" and {more} more" if more > 0 else "")

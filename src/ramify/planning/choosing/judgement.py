@@ -23,7 +23,7 @@ from ramify.planning.pricing.rules import BrokenRule, Residency, Rules, broken
 
 __all__ = ["faults", "likely_events"]
 
-MOST_CLASSES = 2_000
+JUDGED_CLASSES = 2_000
 """Classes that are looked at one by one where no events are known; of more, every n-th."""
 
 _Kind = tuple[int, int, int, tuple[int, ...]]
@@ -72,7 +72,7 @@ def _kinds(plan: Plan, rule: Residency, wanted: Filter, tag: int) -> Iterator[_K
         and not forbidden[classes.broker[k]]
         and classes.filter_of(k).overlaps(wanted)
     ]
-    asking = asking[:: max(1, -(-len(asking) // MOST_CLASSES))]
+    asking = asking[:: max(1, -(-len(asking) // JUDGED_CLASSES))]
     attached = sorted({plan.overlay.index[at] for at in plan.attachments.values()})
     origins = attached or range(len(plan.overlay))
     for cell, near in _by_cell(plan, wanted, asking):

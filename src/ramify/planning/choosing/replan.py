@@ -210,7 +210,7 @@ class _Maker:
     def first(self, specs: Sequence[str]) -> _Made:
         """The first plan that can be made and keeps the rules.
 
-        Latency bounds are not among them: whoever has one is served, late if need be.
+        Latency bounds are not among them: a subscription with one is served, late if need be.
         """
         tried: list[SchemeTrial] = []
         for spec in specs:
@@ -301,7 +301,7 @@ def grid_of(plan: Plan, specs: Sequence[str]) -> Grid | None:
 
     The plan's own where it has one: both must be priced on the same cells. Else one that the filters
     suggest, where a scheme divides the content space; none where a spec cannot be read, or names attributes
-    that no filter bounds. Whoever asks with the same plan and specs gets the same.
+    that no filter bounds. The same plan and specs give the same grid.
     """
     if plan.grid is not None:
         return plan.grid

@@ -12,8 +12,8 @@ Cost       O(groups * (n log n + what the matched patterns match)) to choose.
 Departures Ties, which are the rule where the sample has nothing for the newcomer: the largest overlap of
            filters (values that both ask for; where no group shares any, members that overlap), then the
            least mean price of the way from the publishers, then the lowest channel. A class whose last
-           member goes keeps its number and its place, out of all tables, so that whoever asks the same
-           again at the same broker finds it there. Re-plans keep the numbers too.
+           member goes keeps its number and its place, out of all tables, so that a subscriber that asks the
+           same again at the same broker finds it there. Re-plans keep the numbers too.
 
 A coordinator keeps plan and sample in step. `matched` says which patterns of its sample the newcomer
 matches: it has the events, this module does not. Events of one pattern may differ in that, so it tallies
@@ -49,6 +49,7 @@ from ramify.planning.plans.growth import (
 )
 from ramify.planning.plans.lateness import LateSubscription
 from ramify.planning.plans.layout import Hops, rooted_tree
+from ramify.planning.plans.legs import ROUNDING
 from ramify.planning.plans.plan import (
     AnyOf,
     Cells,
@@ -74,9 +75,7 @@ Floats = npt.NDArray[np.float64]
 Longs = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-ROUNDING = 1e-9
-"""Increases that differ by less than this share are equal."""
-COMPARED = 8
+GROUPS_COMPARED = 8
 """Members of a group that are compared with a filter, where no value of an attribute tells groups apart."""
 LOOKED_AT = 2_000
 """Members of all groups whose values are compared with a filter's; of more, every n-th."""
@@ -258,7 +257,7 @@ def _place(
 def _in_cells(plan: Plan, classes: Classes, k: int) -> tuple[int, ...]:
     """The channels that admit a cell which a class may get events in; its proxy is on the tree of each."""
     if plan.grid is None:
-        raise _must_replan(plan, "its channels divide events by cells of a grid that it has not")
+        raise _must_replan(plan, "its channels divide events by cells of a grid, and it has no grid")
     host, touched = int(classes.broker[k]), plan.grid.cells_touched(classes.filter_of(k))
     admitted = [c.admits.content.cells for c in plan.channels if isinstance(c.admits.content, Cells)]
     if not np.isin(touched, np.concatenate(admitted)).all():
@@ -404,7 +403,10 @@ def _most_alike(plan: Plan, wanted: Filter, channels: Sequence[int], places: Seq
     scores = [sum(len(asked & _values(filter_of(k))) for k in own[::step].tolist()) for own in members]
     if not any(scores):
         scores = [
-            sum(wanted.overlaps(filter_of(k)) for k in own[:: max(1, -(-len(own) // COMPARED))].tolist())
+            sum(
+                wanted.overlaps(filter_of(k))
+                for k in own[:: max(1, -(-len(own) // GROUPS_COMPARED))].tolist()
+            )
             for own in members
         ]
     return [place for place, score in zip(places, scores, strict=True) if score == max(scores)]

@@ -65,7 +65,7 @@ class Classes:
     ) -> "Classes":
         """Group subscriptions by filter and broker, in order of first appearance.
 
-        `filters` saves parsing them again. Raises `OverlayError` for a broker that the overlay has not,
+        `filters` saves parsing them again. Raises `OverlayError` for a broker outside the overlay,
         `InputError` for an id given twice, `FilterError` for a filter that cannot be read.
         """
         rows = tuple(subscriptions)
@@ -215,7 +215,7 @@ def _host(row: Subscription, overlay: Overlay) -> int:
     host = overlay.index.get(row.broker)
     if host is None:
         raise OverlayError(
-            f"subscription {row.id!r} is at broker {row.broker!r}, which overlay {overlay.name} has not. "
+            f"subscription {row.id!r} is at {row.broker!r}. Overlay {overlay.name} has no such broker. "
             "Correct the name or add the broker."
         )
     return host

@@ -1,4 +1,4 @@
-"""What was seen of profiles: which messages each matched, rates, and who overlaps whom.
+"""What was seen of profiles: which messages each matched, rates, and which of them overlap.
 
 Owns SemCast's selectivity matrix and overlap matrix. A profile is a distinct filter, whatever the brokers
 that ask for it. A message is a sampled event, or a pattern of a demand, with a weight.

@@ -23,7 +23,7 @@ __all__ = [
 Floats = npt.NDArray[np.float64]
 
 ONE = np.uint64(1)
-NOTHING = np.uint64(0)
+NO_BITS = np.uint64(0)
 
 
 @compiled
@@ -48,7 +48,7 @@ def ones(word: Hash) -> Hash:
 def _weigh(word: Hash, base: Int, weight: Floats) -> float:
     """The weights of the messages of one word."""
     total = 0.0
-    while word != NOTHING:
+    while word != NO_BITS:
         low = word & (~word + ONE)
         total += weight[base + np.int64(ones(low - ONE))]
         word ^= low
@@ -61,7 +61,7 @@ def weigh_rows(bits: Hashes, weight: Floats, rate: Floats) -> None:
     for p in range(len(bits)):
         total = 0.0
         for w in range(bits.shape[1]):
-            if bits[p, w] != NOTHING:
+            if bits[p, w] != NO_BITS:
                 total += _weigh(bits[p, w], w << 6, weight)
         rate[p] = total
 
@@ -84,7 +84,7 @@ def enlist(row: Int, bits: Hashes, head: SmallInts, entry: SmallInts, used: Int)
     """
     for w in range(bits.shape[1]):
         word = bits[row, w]
-        while word != NOTHING:
+        while word != NO_BITS:
             low = word & (~word + ONE)
             m = (w << 6) + np.int64(ones(low - ONE))
             entry[used, 0], entry[used, 1] = row, head[m]
@@ -112,7 +112,7 @@ def shared_weight(
     count = 0
     for w in range(bits.shape[1]):
         word = bits[row, w]
-        while word != NOTHING:
+        while word != NO_BITS:
             low = word & (~word + ONE)
             m = (w << 6) + np.int64(ones(low - ONE))
             word ^= low

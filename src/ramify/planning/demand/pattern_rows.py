@@ -29,7 +29,7 @@ PATTERNS = pa.schema(_COLUMNS)
 """One row a pattern. `tags` are the 64 bits of it; `pane` is the start of a pane of time, or null."""
 
 _BIG = np.dtype(">i4")
-MAX_ENTRIES = 2**31 // 4 - 1
+PATTERN_ENTRIES = 2**31 // 4 - 1
 """Class ids that one batch of keys can hold: its offsets have 32 bits."""
 
 

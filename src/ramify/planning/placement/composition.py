@@ -91,9 +91,7 @@ def placed(problem: Problem, where: Mapping[str, str]) -> Problem:
     overlay = problem.overlay
     unknown = next((at for at in where.values() if at not in overlay.index), None)
     if unknown is not None:
-        raise OverlayError(
-            f"a client is placed at broker {unknown!r}, which overlay {overlay.name} has not."
-        )
+        raise OverlayError(f"a client is placed at {unknown!r}. Overlay {overlay.name} has no such broker.")
     moves = any(problem.attachments.get(client, at) != at for client, at in where.items())
     if moves and (problem.demand.client < 0).any():
         raise InputError(
@@ -159,7 +157,7 @@ def _capacities(problem: Problem, capacity: Mapping[str, float] | None) -> Float
     for broker, value in (capacity or {}).items():
         if broker not in problem.overlay.index:
             raise InputError(
-                f"a capacity for broker {broker!r}, which overlay {problem.overlay.name} has not."
+                f"a capacity for {broker!r}. Overlay {problem.overlay.name} has no such broker."
             )
         most[problem.overlay.index[broker]] = value
     return most

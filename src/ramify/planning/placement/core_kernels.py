@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ramify.compiled import Int, compiled
 from ramify.network.trees.steiner_kernels import grow_better_tree, tree_cost
+from ramify.planning.demand.overlap_kernels import ONE
 
 __all__ = [
     "MST",
@@ -33,7 +34,6 @@ Longs = npt.NDArray[np.int64]
 
 MST, STEINER, ONE_TREE = 0, 1, 2
 
-ONE = np.uint64(1)
 SHIFT = np.uint64(63)
 
 

@@ -9,8 +9,8 @@ Idea       Start from what each of the paper's algorithms finds. Move every user
 Guarantee  Never above the best placement it starts from. Capacities hold at every step. The cost falls with
            each step, so it ends.
 Cost       A pass over all moves is O(u b T) look-ups while the sets of brokers stay, a pass over swaps at
-           most O(u^2); up to `SMALL` users times brokers times sub-channels nothing is passed over, and
-           shaken copies of the best placement are searched too.
+           most O(u^2); up to `SEARCHED_WHOLE` users times brokers times sub-channels nothing is passed
+           over, and shaken copies of the best placement are searched too.
 Beyond the paper, which has no local search.
 """
 
@@ -28,13 +28,13 @@ from ramify.planning.placement.search_kernels import moves_that_pay, swaps_that_
 
 __all__ = ["improved", "local_search", "starts"]
 
-SMALL = 2_000
+SEARCHED_WHOLE = 2_000
 """Users times brokers times sub-channels up to which every step is priced, and starts are shaken."""
 
 SHAKES = 100
 """Shaken copies of the best placement that are searched, for small problems."""
 
-SHARE = 0.3
+REMOVED_SHARE = 0.3
 """Of the users, that a shake moves."""
 
 PASSES = 1_000
@@ -122,7 +122,7 @@ def improved(
 
 def _small(problem: PlacementProblem) -> bool:
     rate, _ = problem.groups
-    return rate.size * len(problem.core) <= SMALL
+    return rate.size * len(problem.core) <= SEARCHED_WHOLE
 
 
 def _shaken(
@@ -131,7 +131,7 @@ def _shaken(
     """Some users at random brokers with room; the others stay."""
     at = broker.copy()
     load = problem.load(at)
-    for u in rng.permutation(len(at))[: max(1, int(SHARE * len(at)))].tolist():
+    for u in rng.permutation(len(at))[: max(1, int(REMOVED_SHARE * len(at)))].tolist():
         load[at[u]] -= problem.demand[u]
         fits = np.flatnonzero(problem.allowed[u] & (load + problem.demand[u] <= problem.room))
         at[u] = rng.choice(fits)

@@ -248,7 +248,7 @@ def moves_that_pay(
 def swaps_that_pay(
     given: SearchProblem, trees: Trees, state: SearchState, order: Longs, least: float, thorough: bool
 ) -> int:
-    """Each user in turn changes places with the first user elsewhere for whom that saves over `least`.
+    """Each user in turn changes places with the first user elsewhere with a saving over `least`.
 
     Without `thorough`, only pairs that may save by the bound of `moves_that_pay`. Returns the swaps made.
     """

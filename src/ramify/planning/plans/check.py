@@ -10,7 +10,7 @@ Owns `check(plan, problem)`. It proves what follows from the plan alone:
   admit the event.
 
 The last is decided symbolically: see `implication.py`. Latency, capacity, quota and residency need a
-demand: see `constraints.py`.
+demand: see `planning.pricing.rules`.
 """
 
 from collections.abc import Iterator

@@ -28,9 +28,9 @@ from ramify.planning.plans.layout import Layout
 from ramify.planning.plans.plan import Channel, Plan, Pruning
 from ramify.planning.plans.state import admitting, asked_classes, between_entries, toward_entry
 
-__all__ = ["MOST_FILTERS", "cover_matrix", "covered_state"]
+__all__ = ["COVERED_FILTERS", "cover_matrix", "covered_state"]
 
-MOST_FILTERS = 2_000
+COVERED_FILTERS = 2_000
 """Distinct filters: what they cover is found in about two seconds at most where each is one box."""
 MOST_CALLS = 50_000
 """Pairs that may be put to `Filter.covers` one by one, at 10 to 50 microseconds each."""
@@ -48,14 +48,14 @@ def covered_state(layout: Layout) -> Longs:
     """int64[n]: how many filters each broker keeps. Exact, as far as `Filter.covers` can tell.
 
     O(channels * items * brokers) bytes touched, and a bit per (item, link) for each pair that covers.
-    `LimitError` beyond `MOST_FILTERS` distinct filters, or where too many must be compared one by one.
+    `LimitError` beyond `COVERED_FILTERS` distinct filters, or where too many must be compared one by one.
     """
     plan = layout.plan
     total = np.zeros(len(plan.overlay), dtype=np.int64)
     number, distinct = _numbered(plan)
-    if len(distinct) > MOST_FILTERS:
+    if len(distinct) > COVERED_FILTERS:
         raise LimitError(
-            f"{len(distinct)} distinct filters: covering can be found among {MOST_FILTERS}. Look at the "
+            f"{len(distinct)} distinct filters: covering can be found among {COVERED_FILTERS}. Look at the "
             "state without covering, or at fewer subscriptions."
         )
     covers = _closed(cover_matrix(distinct))

@@ -7,7 +7,7 @@ names terms by number. A channel is filed under one of the terms that it needs a
 one is true, so that the cost of an event grows with what it matches, not with channels (after Papaemmanouil
 and Cetintemel, 3.2.6, where terms are bits of a number).
 
-Whoever evaluates expressions starts from here: `layout` turns forms into tables, by which the pricer's
+Every evaluation of expressions starts from here: `layout` turns forms into tables, by which the pricer's
 kernel evaluates patterns by the thousand; `holding` does one event in plain Python, for brokers, which do
 not load kernels; `check` decides what forms imply. The definition is `plan.evaluate`.
 """

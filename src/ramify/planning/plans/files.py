@@ -47,10 +47,10 @@ from ramify.planning.plans.plan import (
     Stamped,
 )
 
-__all__ = ["SCHEMA", "decode_plan", "encode_plan", "read_plan", "write_plan"]
+__all__ = ["PLAN_SCHEMA", "decode_plan", "encode_plan", "read_plan", "write_plan"]
 
-SCHEMA = "ramify-plan/1"
-MAX_FILE_BYTES = 1 << 30
+PLAN_SCHEMA = "ramify-plan/1"
+PLAN_FILE_BYTES = 1 << 30
 
 _PLAIN: dict[str, Content] = {"everything": Everything(), "any-of": AnyOf(), "stamped": Stamped()}
 
@@ -130,12 +130,12 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
     """
     try:
         with Path(path).open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+            content = file.read(PLAN_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"cannot be read: {reason}. Check the path.", path=str(path)) from error
-    if len(content) > MAX_FILE_BYTES:
-        raise InputError(f"larger than {MAX_FILE_BYTES:,} bytes.", path=str(path))
+    if len(content) > PLAN_FILE_BYTES:
+        raise InputError(f"larger than {PLAN_FILE_BYTES:,} bytes.", path=str(path))
     try:
         plan = decode_plan(content)
         wrong = list(form_faults(plan))
@@ -152,7 +152,7 @@ def encode_plan(plan: Plan) -> bytes:
     """The plan as one line of JSON."""
     classes = plan.classes
     document = _Plan(
-        SCHEMA,
+        PLAN_SCHEMA,
         plan.scheme,
         msgspec.Raw(encode_overlay(plan.overlay)),
         {path: str(kind) for path, kind in classes.schema.items()},
@@ -180,7 +180,7 @@ def decode_plan(content: bytes) -> Plan:
         raise PlanError("not a plan:", [str(error)]) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PlanError("not JSON:", [str(error)]) from error
-    if document.schema != SCHEMA:
+    if document.schema != PLAN_SCHEMA:
         raise _other_schema(document.schema)
     overlay = decode_overlay(bytes(document.overlay))
     attributes = _attributes(document.attributes)
@@ -427,11 +427,11 @@ def _rule(given: str) -> Any:
 
 
 def _other_schema(found: str) -> PlanError:
-    return PlanError(f"its schema is {found!r}; this version reads {SCHEMA!r}. Plan again.", ())
+    return PlanError(f"its schema is {found!r}; this version reads {PLAN_SCHEMA!r}. Plan again.", ())
 
 
 def _schema_of(content: bytes) -> str | None:
     """The schema that a document names, when it is another one."""
     found = re.match(rb'\s*\{\s*"schema"\s*:\s*"([^"]{1,60})"', content)
-    name = found[1].decode(errors="replace") if found else SCHEMA
-    return None if name == SCHEMA else name
+    name = found[1].decode(errors="replace") if found else PLAN_SCHEMA
+    return None if name == PLAN_SCHEMA else name

@@ -4,7 +4,7 @@ Owns what such a change may be, and making it, for plans whose channels admit by
 events come down trees from a root. Channel numbers never change their meaning: an opened channel comes
 last, a closed one keeps its number and carries nothing. A tree only gains branches and loses branches that
 serve nobody, so the way from its root to a broker that stays on it stays the same. Brokers that hold
-different revisions for a moment then still bring every event once to whoever both revisions serve
+different revisions for a moment then still bring every event once to the subscribers of both revisions
 (`overlay.router` has the other half of the rule: an event is taken from the parent on the tree alone).
 """
 

@@ -1,15 +1,16 @@
-"""Who may get events later than it allows, on plans whose trees bound latency; and who is refused for it.
+"""Subscriptions that may get events later than they allow, on plans whose trees bound latency.
 
 Owns what "late" means: the slowest leg from a broker that may publish, other than the subscription's own,
 and the way down the tree together take longer than the subscription's bound. It follows from the plan
 alone, whatever was sampled, so that it holds for the events that are yet to come. Of a class that several
 channels serve the slowest counts.
 
-The planner gives whom a root is out of the way for a channel at its own gateway (`late_by_root` says whom),
-so on its plans one is late only where no way is in time, and gets events as soon as any way brings them.
+A subscription that a root would make late gets a channel at its own gateway (`late_by_root` names them). So
+on the planner's plans a subscription is late only where no way is in time, and gets events as soon as any way
+brings them.
 
 A plan serves every subscription of its problem (`check` proves it), so a refused one cannot be left out of
-a plan: there is no plan then, and the error says whom to drop or what to allow them instead.
+a plan: there is no plan then, and the error says which to drop or what to allow them instead.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +27,7 @@ from ramify.planning.plans.legs import ROUNDING, keeps, latencies, slowest_but
 from ramify.planning.plans.plan import Channel, Plan
 
 __all__ = [
-    "SHOWN",
+    "LATE_SHOWN",
     "LateSubscription",
     "TooLateError",
     "bounds_latency",
@@ -37,7 +38,7 @@ __all__ = [
     "refuses",
 ]
 
-SHOWN = 8
+LATE_SHOWN = 8
 """Subscriptions that are named when their bound cannot be kept."""
 
 
@@ -61,8 +62,8 @@ class TooLateError(InputError):
 
     def __init__(self, scheme: str, late: Iterable[LateSubscription]) -> None:
         self.late = tuple(late)
-        shown = "; ".join(map(str, self.late[:SHOWN]))
-        more = len(self.late) - SHOWN
+        shown = "; ".join(map(str, self.late[:LATE_SHOWN]))
+        more = len(self.late) - LATE_SHOWN
         super().__init__(
             f"{scheme} refuses {len(self.late)} subscription{'s' if len(self.late) > 1 else ''}: {shown}"
             + (f"; and {more} more" if more > 0 else "")

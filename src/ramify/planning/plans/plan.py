@@ -1,9 +1,9 @@
 """The plan: one form for what every scheme decides. Price it, check it, route by it, store it, compare it.
 
 A plan is a set of channels over one overlay and one table of classes. A channel says which events it
-admits, the tree they travel, whom it serves where, how they get onto the tree, and how a broker decides
-where to send them next. A plan is immutable and complete: a broker that holds it needs nothing else to
-route.
+admits, the tree they travel, which classes it serves where, how they get onto the tree, and how a broker
+decides where to send them next. A plan is immutable and complete: a broker that holds it needs nothing else
+to route.
 
 What happens to an event that enters at broker `o` (the publisher's broker):
 

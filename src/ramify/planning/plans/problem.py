@@ -44,7 +44,7 @@ class Problem:
     advertisements   per publishing broker the filters that its events stay within; a broker that is not
                      there may publish anything
     grid             the content space, where a scheme partitions by one
-    overlap          who overlaps whom among the profiles of the classes, where tables say it of more than
+    overlap          which profiles overlap, among those of the classes, where tables say it of more than
                      the demand holds (`Overlap.of_tables`); for schemes that go by it
     access           client -> the price of its link to its broker, per 10^9 bytes; others pay nothing
     """

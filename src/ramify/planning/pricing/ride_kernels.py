@@ -54,7 +54,7 @@ Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.uint8]
 
 FILTER, FLOOD, HEADER_TREE, DESTINATIONS, COPIES = range(5)
-ANY_OF, STAMPED, EVERYTHING, CELLS, HOLDS = range(5)
+ANY_OF, STAMPED, ADMITS_ALL, CELLS, HOLDS = range(5)
 
 
 class DemandColumns(NamedTuple):
@@ -266,7 +266,7 @@ def gather_rides(
             channel = open_channel[j]
             how = content[channel]
             if (
-                how == EVERYTHING
+                how == ADMITS_ALL
                 or (how == STAMPED and touched[channel] == stamp)
                 or (how == CELLS and _has(set_start, set_cell, cells_of[channel], cell[i]))
                 or (

@@ -39,14 +39,13 @@ from ramify.content.filters.sql import parse_sql
 from ramify.errors import FilterError, InputError
 from ramify.network.graphs.overlay import Overlay
 from ramify.planning.demand.demand import MAX_TAGS
+from ramify.planning.plans.legs import ROUNDING
 from ramify.planning.pricing.price import MONTH_SECONDS, Price
 
 __all__ = ["BrokenRule", "Residency", "Rules", "broken", "read_rules", "rules_of"]
 
-MAX_FILE_BYTES = 1 << 24
-ROUNDING = 1e-9
-"""A limit that is passed by less than this share is kept: times and rates are sums of rounded numbers."""
-SHOWN = 8
+RULES_FILE_BYTES = 1 << 24
+BROKEN_SHOWN = 8
 
 _PARTS = ("capacity_bytes_per_s", "quota_bytes_per_month", "residency")
 _PLACES = ("brokers", "regions", "providers")
@@ -161,7 +160,7 @@ class Rules:
         return [parse_sql(rule.events, schema) for rule in self.residency]
 
     def require_known(self, overlay: Overlay) -> "Rules":
-        """These rules, or `InputError` for a broker, link, region or provider that the overlay has not."""
+        """These rules, or `InputError` for a broker, link, region or provider outside the overlay."""
         for broker in self.capacity:
             _require_one_of(broker, overlay.brokers, f"capacity_bytes_per_s: broker {broker!r}", overlay)
         for at, (a, b) in enumerate(self.quotas):
@@ -295,13 +294,13 @@ def read_rules(path: str | os.PathLike[str], overlay: Overlay | None = None) -> 
     """
     try:
         with Path(path).open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+            content = file.read(RULES_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"cannot be read: {reason}. Check the path.", path=str(path)) from error
     try:
-        if len(content) > MAX_FILE_BYTES:
-            raise InputError(f"larger than {MAX_FILE_BYTES:,} bytes. Merge rules.")
+        if len(content) > RULES_FILE_BYTES:
+            raise InputError(f"larger than {RULES_FILE_BYTES:,} bytes. Merge rules.")
         return rules_of(_decoded(content), overlay)
     except InputError as error:
         raise InputError(str(error), path=str(path)) from error
@@ -444,5 +443,5 @@ def _ends_at(overlay: Overlay, broker: str) -> Iterator[str]:
 
 
 def _some(names: list[str]) -> str:
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - BROKEN_SHOWN
+    return ", ".join(names[:BROKEN_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -43,7 +43,7 @@ __all__ = ["Crossings", "Rides", "Walker", "demand_columns"]
 
 MOST_CROSSINGS = 4_000_000
 """Crossings that a chunk has room for; a single pattern that needs more gets it."""
-_FIRST_PATTERNS, _MOST_PATTERNS = 1_024, 65_536
+_FIRST_PATTERNS, _PATTERNS_AT_ONCE = 1_024, 65_536
 _FIRST_RIDES = 1_024
 
 Ints = npt.NDArray[np.int32]
@@ -184,7 +184,7 @@ class Walker:
             if share > 1:
                 step = max(1, int((last - first) / (2 * share)))
             elif share < 0.25:
-                step = min(2 * step, _MOST_PATTERNS)
+                step = min(2 * step, _PATTERNS_AT_ONCE)
             first = last
 
     def rides(self, demand: Demand, first: int, last: int) -> Rides:

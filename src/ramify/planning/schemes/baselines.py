@@ -23,13 +23,18 @@ from ramify.network.graphs.distances import Weight, all_pairs
 from ramify.network.trees.trees import Tree, best_root_spt, minimum_spanning_tree, shortest_path_tree
 from ramify.planning.plans.plan import Channel, Everything, Plan, Pruning
 from ramify.planning.plans.problem import Problem
-from ramify.planning.schemes.scheme import NoParams, Progress, channel, put_together, silent
+from ramify.planning.schemes.scheme import (
+    SOURCES_AT_ONCE,
+    NoParams,
+    Progress,
+    channel,
+    put_together,
+    silent,
+)
 
 __all__ = ["NoParams", "SptParams", "broadcast", "mst", "per_source", "spt", "unicast"]
 
-RANDOM, BEST = "random", "best"
-SOURCES_AT_ONCE = 128
-"""Brokers that are searched from at a time: bounds the memory, not the work."""
+RANDOM, BEST_ROOT = "random", "best"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,7 @@ def mst(problem: Problem, params: NoParams, rng: np.random.Generator, progress: 
 
 def spt(problem: Problem, params: SptParams, rng: np.random.Generator, progress: Progress = silent) -> Plan:
     """One shortest-path tree for everybody, filtered or flooded. `OverlayError` for an unknown root."""
-    progress(0.0, "pricing roots" if params.root == BEST else "shortest-path tree")
+    progress(0.0, "pricing roots" if params.root == BEST_ROOT else "shortest-path tree")
     tree = _spt(problem, params.root, rng)
     progress(0.9, "shortest-path tree")
     root = problem.overlay.brokers[tree.root]
@@ -113,7 +118,7 @@ def _directed(problem: Problem) -> Weight:
 
 def _spt(problem: Problem, root: str, rng: np.random.Generator) -> Tree:
     overlay = problem.overlay
-    if root == BEST:
+    if root == BEST_ROOT:
         return best_root_spt(overlay, problem.sets, problem.weight)
     if root == RANDOM:
         return shortest_path_tree(overlay, int(rng.integers(len(overlay))), problem.weight)

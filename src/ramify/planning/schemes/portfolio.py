@@ -52,7 +52,7 @@ MAX_TREES = 10_000
 HELD_SHARE = 0.1
 MIN_HELD = 10
 """With fewer held sets than this their choice would be chance: then none is held back."""
-CANDIDATES = 64
+TREE_CANDIDATES = 64
 """Sets of most excess that a new tree is tried for. 8 cost 1 % more, 128 save less in twice the time."""
 REFITS = 4
 """How often a new tree is improved on the sets it wins before the next is added."""
@@ -180,7 +180,7 @@ class _Search:
         """One more tree, unless none gains anything on the fitted sets."""
         now = np.min(self.costs, axis=0)
         excess = ((now - self.optimum) * self.sets.weight)[self.fit]
-        most = self.fit[np.argsort(-excess, kind="stable")[:CANDIDATES]]
+        most = self.fit[np.argsort(-excess, kind="stable")[:TREE_CANDIDATES]]
         before = self._total(now, self.fit)
         seeds = self._seeds(most)
         totals = [self._total(np.minimum(now, self._cost(tree)), self.fit) for tree in seeds]

@@ -36,6 +36,7 @@ from ramify.planning.plans.problem import Problem
 
 __all__ = [
     "NO_HOOKS",
+    "SOURCES_AT_ONCE",
     "Hooks",
     "NoParams",
     "PlanEntry",
@@ -45,6 +46,9 @@ __all__ = [
     "put_together",
     "silent",
 ]
+
+SOURCES_AT_ONCE = 128
+"""Brokers that are searched from at a time: bounds the memory, not the work."""
 
 Progress: TypeAlias = Callable[[float, str], None]
 

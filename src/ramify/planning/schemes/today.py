@@ -7,7 +7,7 @@ Idea       `mirror_all` copies every event from its site to every other site tha
 Guarantee  Every event reaches every broker that wants it. `mirror_all` crosses the same links for every
            event of a broker, wanted or not.
 Cost       A search per publisher's broker (`mirror_all`) or two from the hub: O(m log n) each. The hub
-           `best` prices the training window on `CANDIDATES` sites.
+           `best` prices the training window on `HUB_CANDIDATES` sites.
 Departures A mirrored copy takes the direct link from its source wherever the overlay has one, even where a
            relay would be cheaper: replication is set up pair by pair, so on a full mesh each publisher's
            tree is a star. Sites without a direct link are reached along cheapest paths, and copies that
@@ -25,19 +25,18 @@ from ramify.errors import InputError, OverlayError
 from ramify.network.graphs.distances import Distances, Weight, all_pairs
 from ramify.network.graphs.overlay import Overlay
 from ramify.network.trees.terminals import TerminalSets
+from ramify.network.trees.tree_kernels import OUTSIDE
 from ramify.network.trees.trees import Tree, shortest_path_tree
 from ramify.planning.plans.plan import Channel, Entry, Everything, Path, Plan, Pruning
 from ramify.planning.plans.problem import Problem
 from ramify.planning.pricing.bound import union_of_paths
-from ramify.planning.schemes.scheme import Progress, channel, put_together, silent
+from ramify.planning.schemes.scheme import SOURCES_AT_ONCE, Progress, channel, put_together, silent
 
 __all__ = ["HubParams", "MirrorParams", "hub", "mirror_all"]
 
-BEST = "best"
-CANDIDATES = 64
+BEST_SITE = "best"
+HUB_CANDIDATES = 64
 """Sites that are priced as hub, those first that are nearest to publishers and destinations."""
-SOURCES_AT_ONCE = 128
-OUTSIDE = -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class MirrorParams:
 class HubParams:
     """`site`: the hub's broker by name, or `best` for the one that costs least on the training window."""
 
-    site: str = BEST
+    site: str = BEST_SITE
 
     def __post_init__(self) -> None:
         if not isinstance(self.site, str) or not self.site:
@@ -75,10 +74,10 @@ def mirror_all(
 def hub(problem: Problem, params: HubParams, rng: np.random.Generator, progress: Progress = silent) -> Plan:
     """One channel: a leg to the hub, then its tree of cheapest paths, filtered.
 
-    Raises `OverlayError` for a site that the overlay has not.
+    Raises `OverlayError` for a site outside the overlay.
     """
     overlay = problem.overlay
-    at = _best_site(problem) if params.site == BEST else _site(overlay, params.site)
+    at = _best_site(problem) if params.site == BEST_SITE else _site(overlay, params.site)
     tree = shortest_path_tree(overlay, at, _directed(problem))
     made = channel(
         f"hub {overlay.brokers[at]}",
@@ -161,7 +160,7 @@ def _best_site(problem: Problem) -> int:
     """The broker through which the training window costs least; ties to the smaller index.
 
     Legs are taken to be cheapest paths. Sites are ranked by legs and single paths first, then
-    `CANDIDATES` of them priced with paths merged. O(n m log n).
+    `HUB_CANDIDATES` of them priced with paths merged. O(n m log n).
     """
     weight = problem.pattern_weight
     given = problem.demand.destinations(problem.classes)
@@ -175,7 +174,7 @@ def _best_site(problem: Problem) -> int:
         part = list(range(first, min(first + SOURCES_AT_ONCE, len(legs))))
         legs[part] = _toward(problem, part).distance @ sent
         spread[part] = all_pairs(problem.overlay, _directed(problem), sources=part).distance @ wanted
-    near = np.sort(np.argsort(legs + spread, kind="stable")[:CANDIDATES])
+    near = np.sort(np.argsort(legs + spread, kind="stable")[:HUB_CANDIDATES])
     found = all_pairs(problem.overlay, _directed(problem), sources=near.tolist())
     totals = [legs[site] + _merged(found, row, given, weight) for row, site in enumerate(near.tolist())]
     return int(near[int(np.argmin(totals))])

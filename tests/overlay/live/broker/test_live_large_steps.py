@@ -18,7 +18,7 @@ from ramify.overlay.control import steps as steps_module
 from ramify.overlay.control.frames import LINK_LIMITS, decode_events
 from ramify.overlay.control.output import Output
 from ramify.overlay.live.broker import log as log_module
-from ramify.overlay.live.broker.inputs import CLIENTS, ROWS
+from ramify.overlay.live.broker.inputs import CLIENTS, ROWS_POSITION
 from ramify.overlay.live.broker.log import OutLog, WriteRefusedError
 from ramify.planning.schemes.catalog import make_plan
 from running import crossings, running, seeded_world
@@ -37,7 +37,7 @@ def test_a_batch_of_many_trees_is_routed_in_parts_once_each(
     stops: Counter[bool] = Counter()
 
     async def faulty(self: OutLog, outputs: Any, positions: Any, epoch: int = 0) -> None:
-        stops[any(key.endswith(ROWS) for key in positions)] += 1
+        stops[any(key.endswith(ROWS_POSITION) for key in positions)] += 1
         if chance.random() < fails:
             raise LiveError("no answer")
         await commit(self, outputs, positions, epoch)
@@ -134,13 +134,15 @@ def test_what_a_neighbour_gets_is_decided_once(tmp_path: Path, monkeypatch: pyte
 
         monkeypatch.setattr(log, "_write", dying)
         with pytest.raises(LiveError, match="died"):
-            await log.commit(made, {CLIENTS: 3, CLIENTS + ROWS: 7}, epoch=1)
+            await log.commit(made, {CLIENTS: 3, CLIENTS + ROWS_POSITION: 7}, epoch=1)
         after = OutLog(connection)
         recovered = await after.load()
-        assert dict(recovered.begun or {}) == {CLIENTS: 3, CLIENTS + ROWS: 7}
+        assert dict(recovered.begun or {}) == {CLIENTS: 3, CLIENTS + ROWS_POSITION: 7}
         await after.claim()
         await after.load()
-        await after.commit([*made, Output("out.link.b", b"")], {CLIENTS: 3, CLIENTS + ROWS: 7}, epoch=1)
+        await after.commit(
+            [*made, Output("out.link.b", b"")], {CLIENTS: 3, CLIENTS + ROWS_POSITION: 7}, epoch=1
+        )
         lanes = ["link.a", "link.b", "deliver.x", "deliver.y", "deliver.z"]
         assert [await after.number(f"out.{lane}") for lane in lanes] == [1, 0, 1, 1, 1]
 

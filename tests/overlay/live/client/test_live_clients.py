@@ -468,7 +468,7 @@ def test_whatever_comes_first_each_number_is_taken_once_and_in_order(first: list
         assert puller.acknowledged == 6 or puller.resets
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lane, "_GAP_S", 0.01)
+        patch.setattr(lane, "LANE_GAP_S", 0.01)
         asyncio.run(scenario())
 
 

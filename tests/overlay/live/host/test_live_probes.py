@@ -25,7 +25,7 @@ async def stop(machine: Machine) -> None:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_module, "_PROBE_EVERY_S", 0.2)
-    monkeypatch.setattr(machine_module, "_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(machine_module, "_CHILD_LOOK_S", 0.05)
     monkeypatch.setattr(machine_module, "Supervisor", partial(Supervisor, probe_limit_s=6.0))
 
 

@@ -35,7 +35,7 @@ from ramify.overlay.live.wire.streams import api, connect
 from ramify.overlay.live.wire.tasks import end_tasks
 from ramify.overlay.matchmaking.places import PER_SOURCE, SHARED, places_of_overlay
 from ramify.overlay.matchmaking.simulate import MatchNetwork
-from ramify.overlay.matchmaking.step import OUTSIDE
+from ramify.overlay.matchmaking.step import OUTSIDE_ADVERTISEMENT
 from running import SMALL, Running, seeded_world
 from worlds import FILTERS, SCHEMA, World
 
@@ -157,7 +157,7 @@ class Matching(Running):
             for place in range(max(1, state["first_seq"]), state["last_seq"] + 1):
                 message = await own.jetstream().get_msg("REJECTED", place)
                 assert message.headers is not None
-                assert message.headers["Reason"] == OUTSIDE, message.headers
+                assert message.headers["Reason"] == OUTSIDE_ADVERTISEMENT, message.headers
                 assert "advertise" in message.headers["Detail"]
                 assert int(message.headers["Position"]) > 0
                 found[_event_id(message.data or b"")] += 1

@@ -180,7 +180,7 @@ def merge_eagerly(ledger: Ledger, groups: list[Group]) -> tuple[list[tuple[int, 
             if apart > 0:
                 gains[i, j] = (apart - ledger.joined(left[i], left[j]).cost) / apart
         best = min(gains, key=lambda pair: (-gains[pair], pair), default=None)
-        if best is None or gains[best] <= grouping.TOLERANCE:
+        if best is None or gains[best] <= grouping.GAIN_TOLERANCE:
             return merges, [left[k].cost for k in sorted(left)]
         merges.append(best)
         left[best[0]] = ledger.joined(left[best[0]], left.pop(best[1]))

@@ -9,7 +9,7 @@ and none is doubled.
 A neighbour that is dead or slow is a lane that is not read; a client likewise. Neither stops the loop. When
 the log is full the broker pulls nothing until there is room: that is the backpressure.
 
-Whoever governs the broker (`governed`) gives it a *gate*: while that is closed no step is taken. Under
+The broker under control (`controlled`) has a *gate*: while it is closed no step is taken. Under
 `between_steps` no step is under way, and what the log has is known.
 """
 
@@ -33,7 +33,7 @@ from ramify.overlay.control.intake import Limits, RejectedMessage
 from ramify.overlay.control.names import DELIVER, IN, LINK, OUT, name_of, token
 from ramify.overlay.control.output import MOST_MESSAGES, Output
 from ramify.overlay.control.steps import Stepper, StepResult
-from ramify.overlay.live.broker.inputs import CLIENTS, ROWS, Input, Inputs, StepInput, reached
+from ramify.overlay.live.broker.inputs import CLIENTS, ROWS_POSITION, Input, Inputs, StepInput, reached
 from ramify.overlay.live.broker.log import (
     LogEnd,
     LogEntry,
@@ -44,6 +44,7 @@ from ramify.overlay.live.broker.log import (
 )
 from ramify.overlay.live.broker.memory import StepSize, give_back
 from ramify.overlay.live.broker.retention import Keeper
+from ramify.overlay.live.wire.pauses import REPEAT_LOG_S
 from ramify.overlay.live.wire.pull import Puller
 from ramify.overlay.live.wire.security import INFO
 from ramify.overlay.live.wire.streams import (
@@ -64,14 +65,12 @@ _log = logging.getLogger(__name__)
 
 _MOST_STEP_MESSAGES = 512
 _PURGE_EVERY_S = 5.0
-_RETRY_S = (0.05, 0.1, 0.25, 0.5, 1.0)
+_RETRIES_S = (0.05, 0.1, 0.25, 0.5, 1.0)
 _MOST_STATE_BYTES = 16 << 20
 """Of states of the node that are out of date: then they are forgotten at once."""
 _FULL_WAIT_S = 0.5
 _RESET_AGAIN_S = 0.5
-_IDLE_S = 0.005
-_SAY_S = 30.0
-"""How often the same trouble with a connection is told."""
+_STEP_IDLE_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -281,7 +280,7 @@ class Broker:
                 await connection.request(f"{INFO}.{consumer}", b"", timeout=2)
                 break
             except (nats.errors.Error, TimeoutError):
-                await asyncio.sleep(_RETRY_S[min(attempt, len(_RETRY_S) - 1)])
+                await asyncio.sleep(_RETRIES_S[min(attempt, len(_RETRIES_S) - 1)])
         await source.puller.start()
         # nothing may come between these: a position that is out of date would lose or double events
         source.go_to(self._out.positions)
@@ -295,13 +294,13 @@ class Broker:
             what = "its server" if name == CLIENTS else f"the server of {name}"
             _log.warning("broker %s cannot reach %s: %s", self.config.name, what, why)
 
-        failed = sparing(told, _SAY_S)
+        failed = sparing(told, REPEAT_LOG_S)
         while True:
             try:
                 return await connect(endpoint, failed=failed, reconnected_cb=self._again(name))
             except LiveError as error:
                 self.trouble = str(error)
-                await asyncio.sleep(_RETRY_S[-1])
+                await asyncio.sleep(_RETRIES_S[-1])
 
     def _again(self, name: str) -> Callable[[], Awaitable[None]]:
         async def stale() -> None:
@@ -320,7 +319,7 @@ class Broker:
                 raise
             except (LiveError, nats.errors.Error, TimeoutError, OSError) as error:
                 self.trouble = repr(error)
-                await asyncio.sleep(_RETRY_S[min(attempt, len(_RETRY_S) - 1)])
+                await asyncio.sleep(_RETRIES_S[min(attempt, len(_RETRIES_S) - 1)])
 
     # ---------------------------------------------------------------------------------------- steps
 
@@ -341,7 +340,7 @@ class Broker:
                 await self._say()
                 # asked again: a lease may have lapsed while this waited
                 if not (self._gate() and await self._step()):
-                    pause = _IDLE_S
+                    pause = _STEP_IDLE_S
             except LogFullError:
                 pause = _FULL_WAIT_S
                 # part of it may have been written
@@ -367,13 +366,13 @@ class Broker:
         if said != self._said:
             _log.warning("broker %s starts over from its log: %s", self.config.name, said)
             self._said = said
-        if self._faults > len(_RETRY_S):
+        if self._faults > len(_RETRIES_S):
             # what fails again and again must not take the time of others
-            await asyncio.sleep(min(1.0, 0.02 * 2 ** min(self._faults - len(_RETRY_S), 8)))
+            await asyncio.sleep(min(1.0, 0.02 * 2 ** min(self._faults - len(_RETRIES_S), 8)))
         await self._until_done(self._recover)
 
     async def _say(self) -> None:
-        """Write what was posted. Whoever posted it hears of a fault and decides anew."""
+        """Write what was posted. The poster hears of a fault and decides anew."""
         while self._posts and self._begun is None:
             post = self._posts.popleft()
             told = post.told
@@ -484,7 +483,7 @@ class Broker:
 
     def _rows(self, taken: Sequence[StepInput]) -> tuple[int, int | None]:
         """The events of a message to route: those that are not yet, and of a begun step up to its end."""
-        key = taken[0].source.key + ROWS
+        key = taken[0].source.key + ROWS_POSITION
         return self._out.positions.get(key, 0), (self._begun or {}).get(key)
 
     def _route(self, taken: Sequence[StepInput], epoch: int, first: int, end: int | None) -> StepResult:

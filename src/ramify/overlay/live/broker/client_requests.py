@@ -32,6 +32,7 @@ from ramify.overlay.control.records import (
     encode,
     subscription_of,
 )
+from ramify.overlay.control.requests import LONGEST_ID, MOST_NUMBER
 from ramify.overlay.live.broker.broker import Broker
 from ramify.overlay.live.broker.quotas import Guard
 
@@ -48,11 +49,9 @@ __all__ = [
 MOST_REQUEST_BYTES = 128 << 10
 LONGEST_WAIT_S = 60.0
 
-_LONGEST_ID = 256
-_MOST_NUMBER = 1 << 53
 _MOST_AT_ONCE = 512
-_AGAIN_S = 0.2
-_GRACE_S = 2.0
+_LEADER_RETRY_S = 0.2
+_ANSWER_GRACE_S = 2.0
 _TURN_S = 2.0
 _NEEDS_ID = ("subscribe", "unsubscribe", "advertise", "unadvertise", "accept", "decline")
 _NEEDS_FILTER = ("subscribe", "advertise")
@@ -70,10 +69,10 @@ def check_request(
         request = decode(data, Request)
         if request.op not in OPS:
             return Refusal("bad_request", f"op is {request.op[:40]!r}: give one of {', '.join(OPS)}")
-        if request.op in _NEEDS_ID and not 0 < len(request.id.encode()) <= _LONGEST_ID:
-            return Refusal("bad_request", f"{request.op} needs id: 1 to {_LONGEST_ID} bytes that name it")
-        if not (1 <= request.quota_bytes <= _MOST_NUMBER and 1 <= request.lease_s <= _MOST_NUMBER):
-            return Refusal("bad_request", f"quota_bytes and lease_s must be 1 to {_MOST_NUMBER}")
+        if request.op in _NEEDS_ID and not 0 < len(request.id.encode()) <= LONGEST_ID:
+            return Refusal("bad_request", f"{request.op} needs id: 1 to {LONGEST_ID} bytes that name it")
+        if not (1 <= request.quota_bytes <= MOST_NUMBER and 1 <= request.lease_s <= MOST_NUMBER):
+            return Refusal("bad_request", f"quota_bytes and lease_s must be 1 to {MOST_NUMBER}")
         if request.op in _NEEDS_FILTER:
             if request.filter is None:
                 return Refusal("bad_request", f"{request.op} needs filter: sql, pattern or keywords")
@@ -91,7 +90,7 @@ def check_request(
 
 
 class Leader:
-    """The way to whoever leads."""
+    """The way to the leader."""
 
     def __init__(self) -> None:
         self.connection: Nats | None = None
@@ -111,12 +110,12 @@ class Leader:
             last = answer or last
             if answer is not None and _is_final(answer):
                 return answer
-            if deadline - time.monotonic() <= _AGAIN_S:
+            if deadline - time.monotonic() <= _LEADER_RETRY_S:
                 if last is not None:
                     return last
                 reason = f"no coordinator decides now (tried for {wait_s:g} s). Ask again later."
                 return Answer(error=Refusal("no_coordinator", reason))
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(_LEADER_RETRY_S)
 
     async def _ask_once(self, passed: ForwardedRequest, wait_s: float) -> Answer | None:
         """One turn; None when nobody is there to answer."""
@@ -126,7 +125,7 @@ class Leader:
         replace = msgspec.structs.replace
         turn = replace(passed, request=replace(passed.request, wait_s=wait_s))
         try:
-            answer = await connection.request(COORDINATE, encode(turn), timeout=wait_s + _GRACE_S)
+            answer = await connection.request(COORDINATE, encode(turn), timeout=wait_s + _ANSWER_GRACE_S)
             return decode(answer.data, Answer)
         except nats.errors.NoRespondersError:
             return None
@@ -138,7 +137,7 @@ class Leader:
 
 
 class RequestDecider(Protocol):
-    """Whoever answers requests that are well formed."""
+    """What answers requests that are well formed."""
 
     async def ask(self, passed: ForwardedRequest) -> Answer:
         """The answer; servers that are away are an answer too."""
@@ -150,7 +149,7 @@ def _is_final(answer: Answer) -> bool:
 
 
 class MoveWatch(Protocol):
-    """Whoever knows of clients that move (`moving_brokers`)."""
+    """What knows of clients that move (`moves`)."""
 
     async def ask(self, client: str, request: Request, message: Msg) -> Answer | None:
         """The answer to what is about moves, or for a client that is elsewhere; None when it is another's,

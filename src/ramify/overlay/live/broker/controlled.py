@@ -1,6 +1,6 @@
 """A broker under control: it routes what the leader decided, and only while it may.
 
-Owns the broker's side of the control plane (`control`, `epochs`). It holds a lease, watches the state that
+Owns the broker's side of the control plane (`overlay.control`). It holds a lease, watches the state that
 the leader saves, installs, flips and retires as that says, and reports what it has done. It routes only
 while its lease is held and it has carried out all of one saved state that has its session as registered;
 otherwise clients may publish, and nothing is routed. The control server may be away for any time: the
@@ -46,26 +46,24 @@ from ramify.overlay.live.broker.moves import Porter
 from ramify.overlay.live.broker.plan_cache import PlanCache, revision_of
 from ramify.overlay.live.broker.quotas import Guard
 from ramify.overlay.live.broker.sampler import DEFAULT_PROBABILITY, Sampler
+from ramify.overlay.live.wire.pauses import REPEAT_LOG_S, STORE_LIMIT_S, TROUBLE_PAUSE_S
 from ramify.overlay.live.wire.store import INITIAL, ConflictError, Lease, Store
 from ramify.overlay.live.wire.streams import Endpoint, connect, disconnect, sparing
 from ramify.overlay.live.wire.tasks import end_tasks
 
-__all__ = ["DEFAULT_LEASE_S", "ControlledBroker", "ControlledConfig"]
+__all__ = ["BROKER_LEASE_S", "ControlledBroker", "ControlledConfig"]
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_LEASE_S = 15
+BROKER_LEASE_S = 15
 """Long enough that a machine that is busy for some seconds loses no broker. A router that is started again
 inherits its lease, so only one that stays away is waited for."""
 
 _RENEW_SHARE = 0.25
 _TAKE_S = 0.3
 _CLAIM_S = 2.0
-_AGAIN_S = 0.5
-_QUIET_S = 1.0
+_BETWEEN_STEPS_S = 1.0
 _STATUS_S = 2.0
-_STORE_S = 2.0
-_SAY_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class ControlledConfig:
     broker: BrokerConfig
     control: Endpoint
     sample_probability: float = DEFAULT_PROBABILITY
-    lease_s: int = DEFAULT_LEASE_S
+    lease_s: int = BROKER_LEASE_S
     look_every_s: float = 2.0
 
 
@@ -240,7 +238,7 @@ class ControlledBroker:
         lease, self._lease = self._lease, None
         try:
             if lease is not None and lease.held:
-                async with asyncio.timeout(_STORE_S):
+                async with asyncio.timeout(STORE_LIMIT_S):
                     await lease.release()
         except (LiveError, TimeoutError, nats.errors.Error):
             pass
@@ -256,10 +254,12 @@ class ControlledBroker:
             self.trouble = f"cannot connect to the control server {self.config.control.url}: {why}"
             _log.warning("broker %s: %s", self.name, self.trouble)
 
-        failed = sparing(told, _SAY_S)
+        failed = sparing(told, REPEAT_LOG_S)
         while self._store is None:
             try:
-                self._store = await Store.connect(self.config.control, timeout_s=_STORE_S, failed=failed)
+                self._store = await Store.connect(
+                    self.config.control, timeout_s=STORE_LIMIT_S, failed=failed
+                )
             except LiveError as error:
                 await self._trouble(error)
         while self._leader.connection is None:
@@ -273,7 +273,7 @@ class ControlledBroker:
     async def _trouble(self, error: Exception) -> None:
         self.trouble = str(error)
         _log.debug("broker %s: %s", self.name, error)
-        await asyncio.sleep(_AGAIN_S)
+        await asyncio.sleep(TROUBLE_PAUSE_S)
 
     async def _at_store(self) -> Store:
         await self._reached.wait()
@@ -375,7 +375,7 @@ class ControlledBroker:
                 self.trouble = str(error)
                 _log.warning("broker %s: %s", self.name, error)
             if again:
-                asyncio.get_running_loop().call_later(_AGAIN_S, self._changed.set)
+                asyncio.get_running_loop().call_later(TROUBLE_PAUSE_S, self._changed.set)
             await self._changed.wait()
 
     async def _catch_up(self, seen: _Seen) -> bool:
@@ -387,7 +387,7 @@ class ControlledBroker:
                 await self._install(live)
         if epochs.target is not None and epochs.turn > self._turn:
             try:
-                async with asyncio.timeout(_QUIET_S), self.broker.between_steps():
+                async with asyncio.timeout(_BETWEEN_STEPS_S), self.broker.between_steps():
                     self.node.flip(epochs.target)
                     self._turn = epochs.turn
             except TimeoutError:
@@ -443,7 +443,7 @@ class ControlledBroker:
         """See what is so between two steps; what was seen before stays when that takes too long."""
         session = self._session
         try:
-            async with asyncio.timeout(_QUIET_S), self.broker.between_steps() as finished:
+            async with asyncio.timeout(_BETWEEN_STEPS_S), self.broker.between_steps() as finished:
                 if not finished:
                     return False
                 committed = self.broker.committed()

@@ -26,18 +26,18 @@ from ramify.overlay.control.intake import ClientMessage
 from ramify.overlay.control.lanes import Inlet, LaneVerdict
 from ramify.overlay.control.names import name_of, token
 from ramify.overlay.control.steps import NeighbourMessage
+from ramify.overlay.live.wire.pauses import LANE_GAP_S
 from ramify.overlay.live.wire.pull import PulledMessage, Puller
 
-__all__ = ["CLIENTS", "ROWS", "Input", "Inputs", "StepInput", "reached"]
+__all__ = ["CLIENTS", "ROWS_POSITION", "Input", "Inputs", "StepInput", "reached"]
 
 _log = logging.getLogger(__name__)
 
 CLIENTS = "*"
 """The input of what clients publish, among those of neighbours: no token is like it."""
-ROWS, AT = "/rows", "/at"
+ROWS_POSITION, AT = "/rows", "/at"
 
 _MOST_STEP_BYTES = 8 << 20
-_GAP_S = 0.5
 _MOST_DIGITS = 20
 
 
@@ -143,7 +143,7 @@ class Inputs(dict[str, Input]):
         room = _MOST_STEP_BYTES
         taken: list[StepInput] = []
         for source in list(self.values()):
-            if source.key + ROWS in positions:
+            if source.key + ROWS_POSITION in positions:
                 # a message that is routed in part is a step of its own; a neighbour that is gone holds
                 # nobody up with one
                 if first := next(self._take(source, source.inlet.committed + 1), None):
@@ -226,7 +226,7 @@ class Inputs(dict[str, Input]):
                 source.stale = True
                 self._arrived.set()
 
-        asyncio.get_running_loop().call_later(_GAP_S, look)
+        asyncio.get_running_loop().call_later(LANE_GAP_S, look)
 
     def _is_whole(self, begun: Mapping[str, int], positions: Mapping[str, int]) -> bool:
         """Whether every input of a step that was begun is in the buffers; they ask for all of it."""
@@ -249,9 +249,9 @@ def reached(positions: Mapping[str, int], taken: Sequence[StepInput], end: int |
     found = dict(positions)
     for each in taken:
         key = each.source.key
-        found.pop(key + ROWS, None)
+        found.pop(key + ROWS_POSITION, None)
         if end is not None:
-            found[key + ROWS] = end
+            found[key + ROWS_POSITION] = end
             continue
         found[key] = each.number
         if each.source.name != CLIENTS:
@@ -261,7 +261,7 @@ def reached(positions: Mapping[str, int], taken: Sequence[StepInput], end: int |
 
 def _last(begun: Mapping[str, int], key: str) -> int:
     """The last message of an input that a step takes in, all of it or some events."""
-    return begun.get(key, 0) + (key + ROWS in begun)
+    return begun.get(key, 0) + (key + ROWS_POSITION in begun)
 
 
 def _left(message: PulledMessage) -> int:

@@ -34,6 +34,7 @@ from ramify.errors import LiveError
 from ramify.overlay.control.lanes import decode_positions, encode_positions
 from ramify.overlay.control.names import LINK, LOG, OUT
 from ramify.overlay.control.output import MOST_MESSAGES, Output
+from ramify.overlay.live.wire.pauses import FULL_CODES
 from ramify.overlay.live.wire.streams import api
 
 __all__ = [
@@ -49,7 +50,6 @@ __all__ = [
 
 _WRONG_LAST_SEQUENCE = 10071
 _NO_MESSAGE = 10037
-_FULL = {10077, 10047, 10023, 10025}  # bytes or messages of the stream, file store, account
 
 
 class FencedError(LiveError):
@@ -250,7 +250,7 @@ class OutLog:
             said = f"{error.get('description', 'unknown error')} ({code})"
             if code == _WRONG_LAST_SEQUENCE:
                 raise FencedError(f"another router writes this broker's log: {said}")
-            if code in _FULL:
+            if code in FULL_CODES:
                 raise LogFullError(f"the broker's log is full: {said}. Neighbours or clients do not read.")
             raise WriteRefusedError(f"the broker's log refused a write: {said}")
         if int(told.get("seq", 0)) != self._last + messages:

@@ -1,7 +1,8 @@
 """A broker that needs no coordinator: it makes matches with its neighbours, and decides what clients ask.
 
-Owns the broker's tasks where matchmaking is the control plane: steps (`broker`, `match_node`), requests,
-quotas. There is no control server, no lease, no epoch: whatever of the overlay is connected works.
+Owns the broker's tasks where matchmaking is the control plane: steps (`broker`,
+`overlay.matchmaking.step`), requests, quotas. There is no control server, no lease, no epoch: whatever of
+the overlay is connected works.
 
 A request is done when it is in the broker's log: what clients asked for, the state of the protocol and the
 packets to the neighbours are one write. That is when it is answered. Neighbours hear of it as soon as they
@@ -40,6 +41,7 @@ from ramify.overlay.live.broker.broker import Broker, BrokerConfig
 from ramify.overlay.live.broker.client_requests import RequestDesk
 from ramify.overlay.live.broker.log import LogEntry
 from ramify.overlay.live.broker.quotas import Guard
+from ramify.overlay.live.wire.pauses import TROUBLE_PAUSE_S
 from ramify.overlay.live.wire.streams import api
 from ramify.overlay.live.wire.tasks import end_tasks
 from ramify.overlay.matchmaking.state import TreePlace
@@ -47,8 +49,7 @@ from ramify.overlay.matchmaking.step import MatchNode
 
 __all__ = ["Matchmaker", "MatchmakerConfig"]
 
-_LOOK_S = 0.02
-_AGAIN_S = 0.5
+_ANSWER_LOOK_S = 0.02
 _LEAST_WAIT_S = 5.0
 
 
@@ -174,11 +175,11 @@ class Matchmaker:
                 self._open = True
                 self.broker.wake()
             except (LiveError, nats.errors.Error, TimeoutError, OSError):
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(TROUBLE_PAUSE_S)
         await asyncio.Event().wait()
 
     async def _tell(self) -> None:
-        """Answer who asks how the broker fares: whoever has its key."""
+        """Say how the broker fares to a holder of its key."""
 
         async def told(message: Msg) -> None:
             await message.respond(encode(self.status()))
@@ -205,7 +206,7 @@ class Matchmaker:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(wait_s, _LEAST_WAIT_S)):
                 while self.broker.routed < last:
-                    await asyncio.sleep(_LOOK_S)
+                    await asyncio.sleep(_ANSWER_LOOK_S)
         return self.broker.routed >= last
 
     async def _decide(self) -> None:

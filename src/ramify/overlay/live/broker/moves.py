@@ -37,6 +37,7 @@ from ramify.overlay.control.records import (
 )
 from ramify.overlay.live.broker.client_requests import respond
 from ramify.overlay.live.broker.quotas import Guard
+from ramify.overlay.live.wire.pauses import STORE_LIMIT_S, TROUBLE_PAUSE_S
 from ramify.overlay.live.wire.store import INITIAL, Store
 from ramify.overlay.live.wire.tasks import end_tasks
 
@@ -44,9 +45,7 @@ __all__ = ["Porter"]
 
 _log = logging.getLogger(__name__)
 
-_AGAIN_S = 0.5
-_LOOK_S = 1.0
-_STORE_S = 2.0
+_MOVE_LOOK_S = 1.0
 _MOST_KEPT = 10_000
 _MOST_POLLS = 8
 
@@ -129,7 +128,7 @@ class Porter:
                 _log.warning(
                     "broker %s cannot %s for client %s yet: %s", self._name, duty.value, move.client, error
                 )
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(TROUBLE_PAUSE_S)
 
     def _said(self, op: str, move: Move, number: int) -> ForwardedRequest:
         return ForwardedRequest(self._name, move.client, Request(op, move.id), number=number)
@@ -204,7 +203,7 @@ class Porter:
     async def _sweep(self) -> None:
         """Answer the questions whose time is over: there is no offer."""
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_MOVE_LOOK_S)
             now, over = time.monotonic(), list[_Poll]()
             for client, polls in list(self._polls.items()):
                 over += [poll for poll in polls if poll.until <= now]
@@ -219,7 +218,7 @@ class Porter:
     async def _place(self, client: str) -> ClientPlace:
         """Where a client is. From memory while the control server is away: moves stand still then."""
         try:
-            async with asyncio.timeout(_STORE_S):
+            async with asyncio.timeout(STORE_LIMIT_S):
                 place = await self._read_place(client)
         except (LiveError, nats.errors.Error, TimeoutError) as error:
             if client in self._places:
@@ -246,7 +245,7 @@ class Porter:
         if broker == self._name:
             return self._url
         try:
-            async with asyncio.timeout(_STORE_S):
+            async with asyncio.timeout(STORE_LIMIT_S):
                 found = await (await self._store()).get(f"status.{token(broker)}")
             return "" if found is None else decode(found[0], Status).url
         except (LiveError, InputError, nats.errors.Error, TimeoutError):

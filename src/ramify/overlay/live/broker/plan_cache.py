@@ -14,7 +14,7 @@ import msgspec
 
 from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, LiveError, RamifyError
-from ramify.overlay.control.records import LiveEpoch, decode
+from ramify.overlay.control.records import ROUTING, LiveEpoch, decode
 from ramify.overlay.control.revisions import PlanChange, PlanChanges
 from ramify.overlay.live.wire.store import Store
 from ramify.overlay.routing.plan import AddedSubscription, RemovedSubscription, Revision
@@ -23,8 +23,6 @@ from ramify.planning.plans.files import decode_plan
 
 __all__ = ["ROUTING", "PlanCache", "revision_of"]
 
-ROUTING = "routing"
-"""Behind the key of a plan: its routing form (`routing_form`), where whoever wrote the plan wrote one."""
 
 _KEPT = 2
 

@@ -6,8 +6,8 @@ so (header X, with the reason), what was before it is purged, and deliveries to 
 until it asks for more (`resume`, or a new subscription): then a message with an empty X follows. The
 leader is told, and takes the subscriptions out of the plans.
 
-The suspension is in the log before the first delivery is dropped, so no crash can hide it: whoever reads
-the lane learns of it. A lane whose last message has X is muted after a restart too.
+The suspension is in the log before the first delivery is dropped, so no crash can hide it: a client that
+reads the lane learns of it. A lane whose last message has X is muted after a restart too.
 
 The lane of a client that has moved to another broker ends with a message with the header M (`moving`). What
 waits on it is under quota and lease like any other; past either, a message with M and X follows. Once all
@@ -35,8 +35,8 @@ from ramify.overlay.control.moves import LaneEnd
 from ramify.overlay.control.names import DELIVER, OUT, name_of, token
 from ramify.overlay.control.output import Output
 from ramify.overlay.control.records import (
-    DEFAULT_LEASE_S,
-    DEFAULT_QUOTA_BYTES,
+    CLIENT_LEASE_S,
+    CLIENT_QUOTA_BYTES,
     Answer,
     ClientRecord,
     ForwardedRequest,
@@ -45,6 +45,7 @@ from ramify.overlay.control.records import (
 from ramify.overlay.live.broker.broker import Broker
 from ramify.overlay.live.broker.log import LogEntry
 from ramify.overlay.live.broker.retention import Reader
+from ramify.overlay.live.wire.pauses import LANES_AT_ONCE
 from ramify.overlay.live.wire.streams import api
 from ramify.overlay.live.wire.tasks import end_tasks
 
@@ -53,9 +54,8 @@ __all__ = ["Allowance", "Guard", "UnreadBytes", "overdue"]
 QUOTA, LEASE = "quota", "lease"
 """Reasons of a suspension."""
 
-_LOOK_EVERY_S = 2.0
+_QUOTA_LOOK_S = 2.0
 _RECORDS_PER_LOOK = 64
-_AT_ONCE = 64
 _MERGED_BYTES = 64 << 10
 _MESSAGE_BYTES = 256  # of a message beside its payload, about
 _TELL_AGAIN_S = 1.0
@@ -113,8 +113,8 @@ class UnreadBytes:
 class Allowance:
     """What a client may leave unread, and for how long it may be silent."""
 
-    quota_bytes: int = DEFAULT_QUOTA_BYTES
-    lease_s: float = DEFAULT_LEASE_S
+    quota_bytes: int = CLIENT_QUOTA_BYTES
+    lease_s: float = CLIENT_LEASE_S
 
     @classmethod
     def of(cls, record: ClientRecord | None) -> "Allowance":
@@ -210,7 +210,7 @@ class Guard:
         self._of(client).allowance = None
 
     def lags(self) -> dict[str, int]:
-        """Messages that wait, of the clients for whom some do."""
+        """Messages that wait, by client; clients with none are left out."""
         found = {}
         for consumer, reader in self._broker.keeper.readers.items():
             kind, _, client = consumer.partition("_")
@@ -228,8 +228,8 @@ class Guard:
             return
         lanes = await self._filled()
         filled = [client for client in new if token(client) in lanes]
-        for at in range(0, len(filled), _AT_ONCE):
-            some = filled[at : at + _AT_ONCE]
+        for at in range(0, len(filled), LANES_AT_ONCE):
+            some = filled[at : at + LANES_AT_ONCE]
             found = await asyncio.gather(*(self._broker.last_headers(_lane(client)) for client in some))
             for client, headers in zip(some, found, strict=True):
                 if "M" in headers:
@@ -248,8 +248,8 @@ class Guard:
         Cost: one request, and one more for every lane with something on it that is not known.
         """
         lanes = [lane for lane in await self._filled() if name_of(lane) not in self._known]
-        for at in range(0, len(lanes), _AT_ONCE):
-            some = lanes[at : at + _AT_ONCE]
+        for at in range(0, len(lanes), LANES_AT_ONCE):
+            some = lanes[at : at + LANES_AT_ONCE]
             found = await asyncio.gather(*(self._broker.last_headers(f"{DELIVER}.{lane}") for lane in some))
             for lane, headers in zip(some, found, strict=True):
                 if "M" in headers and name_of(lane) not in self._known:
@@ -274,7 +274,7 @@ class Guard:
 
     # -------------------------------------------------------------------------------------- the watch
 
-    async def run(self, every_s: float = _LOOK_EVERY_S) -> None:
+    async def run(self, every_s: float = _QUOTA_LOOK_S) -> None:
         """Look again and again. The broker must be ready."""
         recalled = False
         try:
@@ -289,7 +289,7 @@ class Guard:
             await end_tasks(self._telling.values())
 
     async def look(self) -> None:
-        """See where readers stand, and suspend whom it is time for. Lanes get their readers' consumers."""
+        """See where readers stand, and suspend clients that are due. Lanes get their readers' consumers."""
         await self._broker.add_clients(self._known)
         # a lane that ends while readers are looked at has more than they are seen to have
         over = set(self._ended)
@@ -331,7 +331,7 @@ class Guard:
             known.guessed = False
 
     async def _read_records(self) -> None:
-        """Allowances that are not known, some at a time; those first for whom something waits."""
+        """Allowances that are not known, some at a time; clients with something unread first."""
         lacking = [c for c, k in self._known.items() if k.allowance is None and c not in self.suspended]
         lacking.sort(key=lambda client: -self._unread.size(token(client)))
         for client in lacking[:_RECORDS_PER_LOOK]:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ramify.errors import LiveError
 from ramify.overlay.control.records import (
-    DEFAULT_LEASE_S,
-    DEFAULT_QUOTA_BYTES,
+    CLIENT_LEASE_S,
+    CLIENT_QUOTA_BYTES,
     Advertisement,
     ClientSubscription,
 )
@@ -45,7 +45,7 @@ _LAST_TURNS = 8
 
 
 class _Loop:
-    """An event loop in a thread. The thread ends what the loop still has, whoever is interrupted here."""
+    """An event loop in a thread. The thread ends what the loop still has, even on an interrupt."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -214,8 +214,8 @@ class BlockingClient:
         pattern: Mapping[str, Any] | None = None,
         keywords: Sequence[str] | Sequence[Sequence[str]] | None = None,
         id: str | None = None,
-        quota_bytes: int = DEFAULT_QUOTA_BYTES,
-        lease_s: int = DEFAULT_LEASE_S,
+        quota_bytes: int = CLIENT_QUOTA_BYTES,
+        lease_s: int = CLIENT_LEASE_S,
         wait_s: float = 5.0,
         raise_if_missing: bool = False,
         latency_ms: float | None = None,

@@ -48,8 +48,8 @@ import nats.errors
 from ramify.errors import InputError, LiveError
 from ramify.overlay.control.names import CLIENT, inbox_prefix, token
 from ramify.overlay.control.records import (
-    DEFAULT_LEASE_S,
-    DEFAULT_QUOTA_BYTES,
+    CLIENT_LEASE_S,
+    CLIENT_QUOTA_BYTES,
     Advertisement,
     Answer,
     ClientRecord,
@@ -76,6 +76,7 @@ from ramify.overlay.live.client.lane import (
     SuspendedError,
 )
 from ramify.overlay.live.client.moves import Guide, Offer, Policy, Wires
+from ramify.overlay.live.wire.pauses import REQUEST_MARGIN_S, REQUEST_PAUSE_S
 from ramify.overlay.live.wire.security import pair_of, read_seed
 from ramify.overlay.live.wire.streams import Endpoint
 
@@ -113,8 +114,6 @@ Filter: TypeAlias = str | Mapping[str, Any] | Sequence[str] | Sequence[Sequence[
 """SQL text, a pattern, or keywords."""
 
 _MISSING_SHOWN = 3
-_MARGIN_S = 5.0
-_PAUSE_S = 0.2
 _MOST_UNSURE = 10_000
 
 
@@ -226,9 +225,10 @@ class Client:
 
         `after` is the lane's number up to which everything is dealt with, when that is known from before.
         `timeout_s` bounds this and every request; a connection that is lost later is made again for good.
-        `tls` says whom to trust (`ssl.create_default_context(cafile=...)`) and makes TLS a must; so does a
-        URL tls://, with the authorities of this system. `on_move` answers offers to move to another broker:
-        "accept", "decline", or a function of the `Offer` that says whether, which may be asynchronous.
+        `tls` says which authorities to trust (`ssl.create_default_context(cafile=...)`) and makes TLS a
+        must; so does a URL tls://, with the authorities of this system. `on_move` answers offers to move to
+        another broker: "accept", "decline", or a function of the `Offer` that says whether, which may be
+        asynchronous.
 
         Raises
         ------
@@ -269,7 +269,7 @@ class Client:
         await self._incoming.stop()
         for lane in self._wires.all:
             with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
-                async with asyncio.timeout(_MARGIN_S):
+                async with asyncio.timeout(REQUEST_MARGIN_S):
                     await lane.connection.flush()
         await self._wires.close()
 
@@ -283,7 +283,7 @@ class Client:
         Many events go in several messages, one after the other; the place is that of the last, 0 without
         any. The same events published again within ten minutes (by source and id, in the same cut, or
         under the same `id`) are accepted and not doubled; `accepted_before` counts them. `check`: see
-        `outgoing`.
+        `outbox.outgoing`.
 
         Raises
         ------
@@ -326,8 +326,8 @@ class Client:
         pattern: Mapping[str, Any] | None = None,
         keywords: Sequence[str] | Sequence[Sequence[str]] | None = None,
         id: str | None = None,
-        quota_bytes: int = DEFAULT_QUOTA_BYTES,
-        lease_s: int = DEFAULT_LEASE_S,
+        quota_bytes: int = CLIENT_QUOTA_BYTES,
+        lease_s: int = CLIENT_LEASE_S,
         wait_s: float = 5.0,
         raise_if_missing: bool = False,
         latency_ms: float | None = None,
@@ -411,7 +411,7 @@ class Client:
                 yield DeliveredBatch(delivered.number, ids, delivered.events)
 
     async def acknowledge(self, number: int) -> None:
-        """Deliveries up to this number are dealt with: for whoever asks `deliveries` for no other."""
+        """Deliveries up to this number are dealt with: for programs that read by `deliveries`."""
         await self._incoming.acknowledge(number)
 
     # --------------------------------------------------------------------------------------- requests
@@ -434,9 +434,9 @@ class Client:
         """The broker's answer. Requests are idempotent, so one without an answer is made again."""
         deadline = time.monotonic() + self._timeout_s + request.wait_s
         while (left := deadline - time.monotonic()) > 0:
-            answer = await self._wires.ask_once(request, min(left, request.wait_s + _MARGIN_S))
+            answer = await self._wires.ask_once(request, min(left, request.wait_s + REQUEST_MARGIN_S))
             if answer is None or (answer.error is not None and await self._guide.follow(answer.error)):
-                await asyncio.sleep(min(_PAUSE_S, left))
+                await asyncio.sleep(min(REQUEST_PAUSE_S, left))
                 continue
             if answer.error is not None:
                 raise refused(answer.error)

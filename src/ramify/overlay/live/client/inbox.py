@@ -5,7 +5,7 @@ delivery of the lane has a share for every subscription that it is for. A share 
 are dealt with; the lane is acknowledged up to the first delivery with a share that is not. At most
 `WINDOW_MESSAGES` deliveries or `WINDOW_BYTES` (and one more) are in memory.
 
-What comes for an id that nobody has asked for in this process waits like the rest, for whoever subscribes
+What comes for an id that nobody has asked for in this process waits like the rest, for one that subscribes
 to it again; if the window is full of it, readers get an error that names it.
 """
 
@@ -117,7 +117,7 @@ class ClientInbox:
         queue.is_open, queue.is_closed = True, False
 
     def close(self, id: str) -> None:
-        """Drop what waits for a subscription and what will still come; whoever waits is told."""
+        """Drop what waits for a subscription and what will still come; its readers are told."""
         queue = self._queues.setdefault(id, _Queue())
         queue.is_closed = True
         shares = list(queue.shares)

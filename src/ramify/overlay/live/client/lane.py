@@ -16,7 +16,7 @@ it is gone, and nothing follows until the client resumes. It is raised as `Suspe
 One with an empty X says that the client is served again; it is a delivery without events.
 
 A message with the header M says that the client has moved to another broker, and is the last one of the
-lane; it is a delivery without events too. `moving_clients` goes on from there.
+lane; it is a delivery without events too. `moves` goes on from there.
 """
 
 import asyncio
@@ -35,6 +35,7 @@ from ramify.errors import LiveError
 from ramify.overlay.control.lanes import Inlet, LaneVerdict
 from ramify.overlay.control.moves import LaneEnd
 from ramify.overlay.control.names import OUT, PUBLISH, token
+from ramify.overlay.live.wire.pauses import FULL_CODES, LANE_GAP_S
 from ramify.overlay.live.wire.pull import PulledMessage, Puller
 from ramify.overlay.live.wire.security import INFO, LAST
 from ramify.overlay.live.wire.streams import DUPLICATE_WINDOW_S, Endpoint, connect, disconnect
@@ -52,12 +53,9 @@ __all__ = [
 ]
 
 _TRY_S = 2.0
-_GAP_S = 0.5
 _WAIT_S = 0.2
 # Longer than anything that was handed out to a reader that is gone takes to come again.
 _GONE_S = 30.0
-
-_FULL = {10077, 10047, 10023, 10025}  # bytes or messages of the stream, file store, account
 
 
 class OutcomeUnknownError(LiveError):
@@ -215,7 +213,7 @@ class LaneClient:
                 # after a try without an answer nobody knows whose it is
                 return int(told["seq"]), bool(told.get("duplicate")) and not unanswered
             said = str(told["error"].get("description"))
-            if told["error"].get("err_code") not in _FULL:
+            if told["error"].get("err_code") not in FULL_CODES:
                 raise LiveError(f"the broker refused the publish: {said}")
             full = said
             await asyncio.sleep(min(0.5, left))
@@ -355,7 +353,7 @@ class LaneReader:
             if self._connections != self._nats.stats["reconnects"]:
                 continue
             if not self._puller.buffer:
-                await self._wait(_GAP_S)
+                await self._wait(LANE_GAP_S)
                 continue
             message = self._puller.take()
             number = int(message.headers.get("L", "0"))
@@ -439,7 +437,7 @@ class LaneReader:
                 f"acknowledged before: go on after {self._base + self._lowest - 1}, and keep the position "
                 "with what it stands for"
             )
-        late = self._behind > self._inlet.taken + 1 and time.monotonic() - self._since > _GAP_S
+        late = self._behind > self._inlet.taken + 1 and time.monotonic() - self._since > LANE_GAP_S
         if late or (self._puller.strayed and await self._has_strayed()):
             self._behind = 0
             await self._reset()
@@ -467,9 +465,9 @@ class LaneReader:
         return int(told.get("num_ack_pending", 0)) > len(self._replies) + len(self._puller.buffer)
 
     async def _raise_suspension(self, number: int, reason: str) -> None:
-        """Whoever reads again finds it again, until the client has resumed: then something follows."""
+        """A reader that begins again finds it, until the client has resumed: then something follows."""
         if not self._puller.buffer:
-            await self._wait(_GAP_S)
+            await self._wait(LANE_GAP_S)
         if self._puller.buffer:
             await self.acknowledge(self._base + number)
         self._suspension = None

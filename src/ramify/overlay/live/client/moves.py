@@ -26,13 +26,13 @@ from ramify.overlay.control.moves import next_lane, part_of
 from ramify.overlay.control.names import CONTROL
 from ramify.overlay.control.records import Answer, ClientPlace, Lane, Move, Refusal, Request, decode, encode
 from ramify.overlay.live.client.lane import DeliveredBatch, LaneClient, LaneReader
+from ramify.overlay.live.wire.pauses import REQUEST_MARGIN_S, REQUEST_PAUSE_S
 from ramify.overlay.live.wire.tasks import end_tasks
 
 __all__ = ["Course", "Guide", "Offer", "Policy", "Wires"]
 
 _log = logging.getLogger(__name__)
 
-_PAUSE_S = 0.2
 _ANSWER_S = 7.0
 _CLEAR_S = 20.0
 # programs that end at once need not ask for offers
@@ -40,7 +40,6 @@ _OFFERS_AFTER_S = 1.0
 # a router that dies with a question in hand is not noticed before
 _OFFER_WAIT_S = 20.0
 _OFFER_AGAIN_S = 1.0
-_MARGIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,7 @@ class Wires:
                 return await self.reach(broker, "")
             except LiveError as error:
                 _log.debug("client %s cannot reach %s: %s", self.home.name, broker, error)
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(REQUEST_PAUSE_S)
             await self.place()
 
     async def follow(self, problem: Refusal) -> None:
@@ -139,7 +138,7 @@ class Wires:
                 return place
             if answer is not None and answer.error is not None and answer.error.code == "bad_request":
                 return ClientPlace("", "")
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(REQUEST_PAUSE_S)
 
     async def ask_once(self, request: Request, limit_s: float) -> Answer | None:
         """The answer of the home; None when none came in time."""
@@ -220,7 +219,7 @@ class Guide:
         """What the home says of offers; None when it says nothing, or the client has gone on meanwhile."""
         self._wires.went_on.clear()
         asking = Request("offer", wait_s=_OFFER_WAIT_S)
-        asked = asyncio.create_task(self._wires.ask_once(asking, _OFFER_WAIT_S + _MARGIN_S))
+        asked = asyncio.create_task(self._wires.ask_once(asking, _OFFER_WAIT_S + REQUEST_MARGIN_S))
         gone = asyncio.create_task(self._wires.went_on.wait())
         try:
             await asyncio.wait([asked, gone], return_when=asyncio.FIRST_COMPLETED)
@@ -356,7 +355,7 @@ async def _clear(client: LaneClient) -> None:
     deadline = time.monotonic() + _CLEAR_S
     try:
         while (await client.unread())[0] and time.monotonic() < deadline and not reading.done():
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(REQUEST_PAUSE_S)
     finally:
         await end_tasks([reading])
         await reader.stop()

@@ -41,7 +41,7 @@ __all__ = ["Adapter", "DemandSource", "Make", "Replanner", "Settings"]
 _log = logging.getLogger(__name__)
 
 _MOST_DECISIONS = 100
-_AGAIN_S = 5.0
+_LACK_RETRY_S = 5.0
 _PROPOSE_AGAIN_S = 0.3
 _FIRST_REST, _LONGEST_REST = 4, 64
 _MARKS = 16
@@ -233,7 +233,7 @@ class Adapter:
             made, demand = making.task.result()
         except Exception as error:
             # also what a source of demand raises: plans can wait, leading cannot
-            self._lack_again_at = time.monotonic() + _AGAIN_S
+            self._lack_again_at = time.monotonic() + _LACK_RETRY_S
             reason = str(error) if isinstance(error, RamifyError) else repr(error)
             await self._decide("give_up", reason, head.plan)
             return
@@ -246,7 +246,7 @@ class Adapter:
             return
         if making.for_lack:
             if made.plan is None:
-                self._lack_again_at = time.monotonic() + _AGAIN_S
+                self._lack_again_at = time.monotonic() + _LACK_RETRY_S
                 await self._decide("give_up", _why_none(made), head.plan, made)
                 return
             self._pending = made.plan, demand
@@ -275,7 +275,7 @@ class Adapter:
             return
         except BrokenRulesError as error:
             self._pending = None
-            self._lack_again_at = time.monotonic() + _AGAIN_S
+            self._lack_again_at = time.monotonic() + _LACK_RETRY_S
             await self._decide("give_up", str(error), before, broken=error.faults)
             return
         except PlanError:

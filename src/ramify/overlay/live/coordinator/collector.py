@@ -41,7 +41,7 @@ PUBLISHERS = "_publishers.json"
 _log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"samples-(\d+)-(\d+)-(\d+)\.parquet")
-_AFTER_TROUBLE_S = 1.0
+_COLLECT_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Collector:
                     await connection.close()
             except (LiveError, nats.errors.Error, OSError) as error:
                 _log.warning("samples wait: %s", error)
-                await asyncio.sleep(_AFTER_TROUBLE_S)
+                await asyncio.sleep(_COLLECT_PAUSE_S)
 
     async def _collect(self, connection: Nats) -> None:
         consumer = f"collector_{token(self.config.name)}"

@@ -41,6 +41,7 @@ from ramify.overlay.control.rules import NO_RULES, OverlayRules
 from ramify.overlay.live.coordinator.adaptation import Replanner, Settings
 from ramify.overlay.live.coordinator.leader_store import Stores
 from ramify.overlay.live.coordinator.term import Term
+from ramify.overlay.live.wire.pauses import TROUBLE_PAUSE_S
 from ramify.overlay.live.wire.store import INITIAL, Lease, Store
 from ramify.overlay.live.wire.streams import Endpoint, connect, sparing
 from ramify.overlay.live.wire.tasks import together
@@ -57,7 +58,6 @@ __all__ = ["Coordinator", "CoordinatorConfig", "make_in_process"]
 _log = logging.getLogger(__name__)
 
 _STANDBY_S = 0.5
-_AFTER_TROUBLE_S = 0.5
 _READERS = 64
 
 
@@ -130,7 +130,7 @@ class Coordinator:
                 await self._connected()
             except (LiveError, nats.errors.Error, OSError) as error:
                 _log.warning("coordinator %s does not lead: %s", config.name, error or repr(error))
-                await asyncio.sleep(_AFTER_TROUBLE_S)
+                await asyncio.sleep(TROUBLE_PAUSE_S)
 
     async def _connected(self) -> None:
         who = f"coordinator {self.config.name} cannot connect to {self.config.control.url}"
@@ -318,7 +318,9 @@ async def _load(stores: Stores, state: bytes, clients: Mapping[str, bytes]) -> B
         async with turns:
             found = await (stores.store.get_large(key) if large else stores.store.get(key))
         if found is None:
-            raise LiveError(f"the state names {key}, which the store has not: another leader is at work")
+            raise LiveError(
+                f"the state names {key}, and the store has no such key: another leader is at work"
+            )
         values[key] = found[0]
 
     live = decode(state, ControlState).live

@@ -1,6 +1,7 @@
 """The control plane's store as a leader writes it: only while it leads, never over another's write.
 
-Owns the order of writes (`deciding` says why it matters) and the revisions for compare-and-set.
+Owns the order of writes (`overlay.control.registry` says why it matters) and the revisions for
+compare-and-set.
 """
 
 import asyncio

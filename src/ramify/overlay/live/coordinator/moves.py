@@ -2,7 +2,7 @@
 
 Owns the moves of a term (`overlay.moving`) and their records `moves.<client>`. Like the book, they change
 in the leader's loop alone. A phase that rests on plans is written after the state that has them, so that
-whoever goes on from the store finds nothing that is not so; what is not there yet shows in the plans.
+a leader that goes on from the store finds nothing that is not so; what is not there yet shows in the plans.
 
 All clients that wait for it move with one switch. The plan is the head's with their subscriptions taken out
 and put in again; where its kind of plan cannot take them there, one of the same scheme is made. A move that
@@ -60,7 +60,7 @@ _log = logging.getLogger(__name__)
 MOVE_OPS = frozenset({"move", "accept", "decline", "replicated", "ended", "left"})
 """Requests that are about moves."""
 
-_AGAIN_S = 0.3
+_STEP_RETRY_S = 0.3
 _PLAN_AGAIN_S = 5.0
 _LEAST_TTL_S = 1.0
 _LONGEST_REASON = 500
@@ -256,7 +256,7 @@ class MoveConductor:
                 await self._stores.delete(move_key(move.client))
 
     async def step(self) -> bool:
-        """Propose the switch for whoever is ready; whether anything was decided that brokers must know."""
+        """Propose the switch for every client that is ready; whether brokers must hear of a decision."""
         now = time.time()
         due = {
             move.client: move.foreign
@@ -287,7 +287,7 @@ class MoveConductor:
             _, writes = await asyncio.to_thread(self._book.move, to, plan, demand)
         except EpochError as error:
             _log.debug("clients wait to move: %s", error)
-            self._again_at = time.monotonic() + _AGAIN_S
+            self._again_at = time.monotonic() + _STEP_RETRY_S
             return False
         await self._stores.write(writes)
         return True
@@ -334,7 +334,7 @@ class MoveConductor:
             return await self._decline(due, error)
         except PlanError as error:
             # subscriptions that came meanwhile: it is made again with them
-            self._again_at = time.monotonic() + _AGAIN_S
+            self._again_at = time.monotonic() + _STEP_RETRY_S
             _log.info("a plan for clients that move was overtaken: %s", error)
             return False
 

@@ -5,8 +5,8 @@ matches. `matching` gives a plan's demand on these events and the patterns that 
 it joins the group whose cost rises least on them.
 
 Cost       A filter is held against an event once while the event is in the window. After that a newcomer
-           costs O(matches log matches) of the events kept. Beyond `MOST_CLASSES` classes nothing is said:
-           newcomers then join by their filters alone.
+           costs O(matches log matches) of the events kept. Beyond `SAMPLED_CLASSES` classes nothing is
+           said: newcomers then join by their filters alone.
 """
 
 import logging
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 MOST_EVENTS = 20_000
 """Events that are kept; of more, those of the newest files."""
-MOST_CLASSES = 20_000
+SAMPLED_CLASSES = 20_000
 
 Rows = npt.NDArray[np.int64]
 
@@ -108,7 +108,7 @@ class SampleWindow:
         None when no event is kept. The demand has the tags of the rules.
         """
         tags = rules.tags(plan.classes.schema)
-        if len(plan.classes) > MOST_CLASSES or len(tags) >= MAX_TAGS:
+        if len(plan.classes) > SAMPLED_CLASSES or len(tags) >= MAX_TAGS:
             return None
         files = self._recent()
         if not files:

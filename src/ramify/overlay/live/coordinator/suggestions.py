@@ -33,11 +33,11 @@ from ramify.planning.placement.rounds import in_rounds
 from ramify.planning.plans.files import decode_plan
 from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
+from ramify.planning.pricing.bound import GB
 from ramify.planning.schemes.shared.grids import grid_for
 
 __all__ = ["Suggestion", "Suggestions", "Summary", "head_plan", "sampled_share", "suggest"]
 
-GB = 1e9
 _ROWS = 20_000
 _ANY = Grid((Axis("type", ("m",)),))
 """Where filters give nothing to cut the content space by: then any cut is as good, all touch all of it."""

@@ -56,15 +56,11 @@ MOST_AT_ONCE = 128
 
 _MOST_WAITING = 10_000
 _LONGEST_WAIT_S = 60.0
-_MOST_DECISIONS = 100
 _MOST_REMEMBERED = 10_000
-_IDLE_S = 0.25
+_TURN_IDLE_S = 0.25
 _REVISION_S = 1.0
 # rounds of a drain alone need no haste, and each costs every broker a reading of the state
 _ROUND_S = 0.1
-_AGAIN_S = 5.0
-_MOST_RESTED = 64
-_WRITERS = 64
 
 
 @dataclass(slots=True)
@@ -167,7 +163,7 @@ class Term:
         if self._requests:
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_IDLE_S):
+            async with asyncio.timeout(_TURN_IDLE_S):
                 await self._wake.wait()
 
     async def _watch(self, prefix: str) -> None:
@@ -252,7 +248,7 @@ class Term:
     async def _asked(self, message: Msg) -> None:
         """A request came."""
         if not self._stores.lease.held:
-            # not silence: whoever asks would wait in vain for as long as it is willing to
+            # not silence: the broker would wait in vain for as long as it is willing to
             reason = "this coordinator no longer leads: ask again"
             await _respond(message, Answer(error=Refusal("unavailable", reason)))
             return

@@ -46,7 +46,7 @@ from ramify.network.graphs.files import read_overlay
 from ramify.overlay.control.frames import Limits
 from ramify.overlay.control.names import token
 from ramify.overlay.live.broker.broker import BrokerConfig
-from ramify.overlay.live.broker.controlled import DEFAULT_LEASE_S, ControlledConfig
+from ramify.overlay.live.broker.controlled import BROKER_LEASE_S, ControlledConfig
 from ramify.overlay.live.broker.matchmaker import MatchmakerConfig
 from ramify.overlay.live.broker.sampler import DEFAULT_PROBABILITY
 from ramify.overlay.live.wire.security import ControlRole, NeighbourRole, Role, RouterRole, read_seed
@@ -90,7 +90,7 @@ class BrokerFile:
     linger_ms: float = 5.0
     sample_probability: float = DEFAULT_PROBABILITY
     metrics_port: int | None = None
-    lease_s: int = DEFAULT_LEASE_S
+    lease_s: int = BROKER_LEASE_S
     matchmaking: MatchEntry | None = None
     client_url: str = ""
 
@@ -154,7 +154,7 @@ class _File(_Tls, forbid_unknown_fields=True):
     linger_ms: float = 5.0
     sample_probability: float = DEFAULT_PROBABILITY
     metrics_port: int | None = None
-    lease_s: int = DEFAULT_LEASE_S
+    lease_s: int = BROKER_LEASE_S
     client_url: str = ""
 
 

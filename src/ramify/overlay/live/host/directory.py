@@ -13,7 +13,7 @@ Owns the directory:
     logs/<process>.log         what each process says
     samples/                   what the coordinator collects
     running.json               while it runs: where everything is (`RunningFile`)
-    lock                       held by whoever runs it
+    lock                       held by the process that runs it
 
 Everything but running.json is kept between runs, ports included.
 """
@@ -160,7 +160,9 @@ class Directory:
         for client, broker in clients.items():
             token(client)
             if broker not in overlay.index:
-                raise InputError(f"client {client!r} is to be at {broker!r}, which {overlay.name} has not")
+                raise InputError(
+                    f"client {client!r} is to be at {broker!r}: overlay {overlay.name} has no such broker"
+                )
             if known.get(client, broker) != broker:
                 raise InputError(
                     f"client {client!r} is attached to {known[client]!r}, not {broker!r}: use another name"
@@ -256,7 +258,7 @@ class Directory:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a value as JSON; whoever reads meanwhile sees the old file or the new one."""
+    """Write a value as JSON; a reader meanwhile sees the old file or the new one."""
     try:
         replace_file(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
     except OSError as error:

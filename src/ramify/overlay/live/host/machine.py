@@ -23,7 +23,7 @@ from ramify.errors import RamifyError
 from ramify.network.graphs.overlay import Overlay
 from ramify.overlay.control.frames import Limits
 from ramify.overlay.control.names import token
-from ramify.overlay.live.broker.controlled import DEFAULT_LEASE_S
+from ramify.overlay.live.broker.controlled import BROKER_LEASE_S
 from ramify.overlay.live.broker.sampler import DEFAULT_PROBABILITY
 from ramify.overlay.live.host.broker_files import BrokerFile, MatchEntry, ServerEntry, write_broker_file
 from ramify.overlay.live.host.directory import (
@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 PROCESS = "ramify.overlay.live.host.process"
 _PROBE = "PROBE"
 _PROBE_EVERY_S = 5.0
-_LOOK_EVERY_S = 0.5
+_CHILD_LOOK_S = 0.5
 _STOP_LIMIT_S = 20.0
 
 
@@ -118,7 +118,7 @@ class MachineConfig:
     sizes: Sizes = field(default_factory=Sizes)
     limits: Limits = field(default_factory=Limits)
     sample_probability: float = DEFAULT_PROBABILITY
-    lease_s: int = DEFAULT_LEASE_S
+    lease_s: int = BROKER_LEASE_S
     standbys: Sequence[Sequence[str]] = ()
     matchmaking: str = ""
 
@@ -152,7 +152,7 @@ class Machine:
         self._write_clients()
         for name, arguments in self._commands(configs):
             child = Child(name, arguments, self.directory.path / "logs" / f"{name}.log")
-            self._children[name] = Supervisor(child, every_s=_LOOK_EVERY_S)
+            self._children[name] = Supervisor(child, every_s=_CHILD_LOOK_S)
             await self._children[name].start()
         return self._write_running()
 
@@ -170,7 +170,7 @@ class Machine:
             self._probes.append(probe)
             # looked after more often than the others: while it is away no lease is renewed
             self._servers[""] = Supervisor(
-                control, probe, every_s=_LOOK_EVERY_S, probe_every_s=_PROBE_EVERY_S
+                control, probe, every_s=_CHILD_LOOK_S, probe_every_s=_PROBE_EVERY_S
             )
         await asyncio.gather(*(_start_anywhere(each) for each in self._servers.values()))
         found = {name: _server(each).config.port for name, each in self._servers.items()}
@@ -288,7 +288,7 @@ class Machine:
         told: object = None
         trouble = ""
         while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_CHILD_LOOK_S)
             if (now := [_stamp(file) for file in files]) != seen:
                 try:
                     await self._let_in(self.directory.clients())

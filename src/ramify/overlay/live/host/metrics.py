@@ -113,7 +113,7 @@ class CoordinatorMetrics(Collector):
 
 
 def _registry(figures: Collector) -> CollectorRegistry:
-    # its own: the default one belongs to whoever embeds a broker
+    # its own: the default one belongs to the program that embeds a broker
     registry = CollectorRegistry(auto_describe=False)
     registry.register(figures)
     return registry

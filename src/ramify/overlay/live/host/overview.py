@@ -33,7 +33,7 @@ ANSWER_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class EpochView:
-    """A live epoch. `waiting`: whom it waits for in its state, and why."""
+    """A live epoch. `waiting`: the brokers that it waits for at its stage, and why."""
 
     epoch: int
     state: str

@@ -41,7 +41,7 @@ def log_to_stderr() -> None:
 
 
 async def until_signal() -> None:
-    """Return when the process is asked to end. A hangup counts, unless whoever started us ignores those."""
+    """Return when the process is asked to end. A hangup counts, unless our parent ignores those."""
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in ending_signals():

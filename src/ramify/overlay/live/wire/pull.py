@@ -21,12 +21,12 @@ from ramify.overlay.live.wire.tasks import end_tasks
 
 __all__ = ["PulledMessage", "Puller"]
 
-_GRACE_S = 2.0
-_QUIET_S = 3.0
+_EXPIRY_GRACE_S = 2.0
+_FIRST_QUIET_S = 3.0
 # a lane where nothing comes is asked about less and less often: an overlay may have thousands of them
 _EXPIRES_S = (5.0, 10.0, 20.0, 30.0)
 _LONGEST_QUIET_S = 20.0
-_LOOK_S, _LONGEST_LOOK_S = 1.0, 5.0
+_QUIET_LOOK_S, _LONGEST_LOOK_S = 1.0, 5.0
 # a request for fewer bytes than a message has gets nothing, for ever; servers take 8 MiB
 _LARGEST_MESSAGE = 12 << 20
 
@@ -73,7 +73,7 @@ class Puller:
         self._inbox: Subscription | None = None
         self._filler: asyncio.Task[None] | None = None
         self._came_at = time.monotonic()
-        self._quiet_s = _QUIET_S
+        self._quiet_s = _FIRST_QUIET_S
         # the server handed something out that did not come: to a request of an earlier reader, say
         self.strayed = False
         # messages that came more than once, as the server counts deliveries
@@ -156,13 +156,13 @@ class Puller:
     def _stir(self) -> None:
         """Something happened here: what may follow is looked for soon again."""
         self._came_at = time.monotonic()
-        self._quiet_s = _QUIET_S
+        self._quiet_s = _FIRST_QUIET_S
         self._empty = 0
 
     async def _fill(self) -> None:
         while True:
             self._changed.clear()
-            late = time.monotonic() - self._asked_at > self._expires_s + _GRACE_S
+            late = time.monotonic() - self._asked_at > self._expires_s + _EXPIRY_GRACE_S
             if self._nats.stats["reconnects"] != self._reconnects:  # what was asked for is forgotten
                 self._reconnects, late = self._nats.stats["reconnects"], True
                 self._stir()
@@ -172,7 +172,7 @@ class Puller:
             try:
                 # not wait_for: before Python 3.12 it can swallow a cancellation, and stop() waits for good
                 async with asyncio.timeout(
-                    _LOOK_S if self._quiet_s < _LONGEST_QUIET_S else _LONGEST_LOOK_S
+                    _QUIET_LOOK_S if self._quiet_s < _LONGEST_QUIET_S else _LONGEST_LOOK_S
                 ):
                     await self._changed.wait()
             except TimeoutError:

@@ -196,7 +196,7 @@ def _lane(consumer: str) -> tuple[str, ...]:
 class KeyRing:
     """Seeds in one directory, a file `<kind>-<token>.nk` for each user, made once and then reused.
 
-    The directory has mode 0700 and the files 0600; anything wider is refused, since whoever read a seed may
+    The directory has mode 0700 and the files 0600; anything wider is refused, since a reader of a seed may
     have kept it. A file appears whole or not at all, and of two that make the same key at once one wins.
     """
 
@@ -351,7 +351,7 @@ class Tls:
     """TLS of a server: PEM files. With `verify`, clients too must show a certificate that `ca` signed.
 
     Who connects must insist on TLS (`tls.TlsTransport`): the server's greeting may come in the clear, and
-    whoever stands between can leave out that it asks for it.
+    a machine in between can leave out that it asks for it.
     """
 
     cert: Path

@@ -49,7 +49,7 @@ _MARKER_S = 3600
 _HEADER_BYTES = 4096
 _WRONG_LAST_SEQUENCE, _NO_MESSAGE, _NO_STREAM = 10071, 10037, 10059
 _HEARTBEAT_S = 1.0
-_RETRY_S = 0.1
+_WRITE_RETRY_S = 0.1
 _TRIES = 5
 
 
@@ -226,7 +226,7 @@ class Store:
         """As `put`, for a value of up to 1 GiB. Costs two copies of it in memory.
 
         The chunks come first and the index last, so readers see the old value or the new one. Chunks that a
-        write before this one left, finished or not, are removed: whoever wrote them before the index
+        write before this one left, finished or not, are removed: their writer before the index
         changed can no longer write an index.
         """
         if len(value) > _MOST_LARGE_BYTES:
@@ -438,7 +438,7 @@ class _Watch:
                 except LiveError:
                     if self._store._nats.is_closed and not self._ended:
                         raise
-                    await asyncio.sleep(_RETRY_S)
+                    await asyncio.sleep(_WRITE_RETRY_S)
         finally:
             self._store._watches.discard(self)
 

@@ -30,6 +30,7 @@ from ramify.overlay.control.names import (
     SAMPLES,
     token,
 )
+from ramify.overlay.live.wire.pauses import LANES_AT_ONCE
 from ramify.overlay.live.wire.tasks import end_tasks
 from ramify.overlay.live.wire.tls import TlsTransport, why_hopeless
 
@@ -54,7 +55,6 @@ DUPLICATE_WINDOW_S = 600
 _ACK_WAIT_S = 60
 _MOST_UNACKNOWLEDGED = 5_000
 _MOST_CONSUMERS = 100_000
-_AT_ONCE = 64
 # many connect at once when a machine starts them all
 _CONNECT_S = 10
 _CONNECTING = 16
@@ -78,7 +78,7 @@ class Endpoint:
     tls: ssl.SSLContext | None = field(default=None, repr=False)
 
     def context(self) -> ssl.SSLContext | None:
-        """Whom to trust; None for a connection in the clear."""
+        """The authorities to trust; None for a connection in the clear."""
         if self.tls is None and self.url.startswith("tls://"):
             return ssl.create_default_context()
         return self.tls
@@ -313,6 +313,6 @@ async def ensure_lanes(connection: Nats, neighbours: Iterable[str], clients: Ite
     """A consumer for every lane that is read from here."""
     lanes = [(f"link_{token(name)}", f"{LINK}.{token(name)}") for name in neighbours]
     lanes += [(f"client_{token(name)}", f"{DELIVER}.{token(name)}") for name in clients]
-    for at in range(0, len(lanes), _AT_ONCE):
-        some = lanes[at : at + _AT_ONCE]
+    for at in range(0, len(lanes), LANES_AT_ONCE):
+        some = lanes[at : at + LANES_AT_ONCE]
         await asyncio.gather(*(ensure_consumer(connection, OUT, name, lane) for name, lane in some))

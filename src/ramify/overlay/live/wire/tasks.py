@@ -1,7 +1,7 @@
 """Ending tasks for good, running several as one, and the signals that ask for the end.
 
 Python 3.11's `asyncio.wait_for` can swallow a cancellation that comes just when what it waits for is done
-(cpython #86296), and the NATS library uses it: a task that loops would then run on, and whoever waits for
+(cpython #86296), and the NATS library uses it: a task that loops would then run on, and what waits for
 its end would wait forever. So a cancellation is repeated until it is heard.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 __all__ = ["end_tasks", "ending_signals", "together"]
 
-_AGAIN_S = 0.5
+_CANCEL_AGAIN_S = 0.5
 
 
 def ending_signals() -> tuple[signal.Signals, ...]:
@@ -27,7 +27,7 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
     while left:
         for task in left:
             task.cancel()
-        _, left = await asyncio.wait(left, timeout=_AGAIN_S)
+        _, left = await asyncio.wait(left, timeout=_CANCEL_AGAIN_S)
 
 
 async def together(*work: Coroutine[Any, Any, None]) -> None:

@@ -1,4 +1,4 @@
-"""TLS of connections to servers: whom to trust, and nothing sent before the handshake.
+"""TLS of connections to servers: the authorities to trust, and nothing sent before the handshake.
 
 Owns the contexts made from PEM files, and the transport under a connection that is to be secret. A server
 may begin with the handshake (`handshake_first`), or greet in the clear and then ask for it, as servers do
@@ -25,8 +25,8 @@ _GREETING_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files: `ca` signs servers (without it, whom this system trusts); `cert` and `key` say who we are,
-    for servers that verify."""
+    """PEM files: `ca` signs servers (without it, those that this system trusts); `cert` and `key` say who
+    we are, for servers that verify."""
 
     ca: Path | None = None
     cert: Path | None = None

@@ -33,7 +33,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
 
-SCHEMES = ("kyra", "kyra-balanced", "kyra-mbr")
+ZONE_SCHEMES = ("kyra", "kyra-balanced", "kyra-mbr")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def drift(old: Plan, new: Plan, demand: Demand | None = None) -> Drift | None:
     `demand` holds the new statistics, by the classes and the grid of the new plan. O(classes * cells), and
     where grids differ O(classes * cells of both).
     """
-    if old.scheme not in SCHEMES or new.scheme not in SCHEMES:
+    if old.scheme not in ZONE_SCHEMES or new.scheme not in ZONE_SCHEMES:
         return None
     pairs = _same_classes(old, new)
     over = overlaid(old.grid, new.grid)
@@ -149,7 +149,7 @@ def proxies_of(plan: Plan) -> Ints | None:
     None where a channel is entered anywhere, or nearest (`kyra-mbr`), or cells are in none: those plans
     have no proxy for every cell.
     """
-    if plan.scheme not in SCHEMES or plan.scheme == "kyra-mbr":
+    if plan.scheme not in ZONE_SCHEMES or plan.scheme == "kyra-mbr":
         return None
     cells = 1 if plan.grid is None else plan.grid.size
     proxy = np.full((len(plan.overlay), cells), -1, dtype=np.int32)

@@ -2,7 +2,7 @@
 
 Problem    Carry events to the brokers that want them without matching on the way.
 Idea       Cluster the cells of the content space into K groups by who is interested in them (Forgy's
-           k-means, see `planning.kyra.groups`). A multicast tree per group spans the brokers interested in
+           k-means, see `groups`). A multicast tree per group spans the brokers interested in
            any of its cells; an event goes to all of its group.
 Guarantee  Every event reaches every broker that wants it: a filter that accepts an event touches its cell,
            so its broker is in the group. Brokers that do not want it get it too: `Price.waste`.

@@ -13,7 +13,7 @@ Cost       All distances; clustering, about O(n^2); a partition per distinct siz
 Plan       Where an event enters depends on its cell, and an entry knows publishers only. So there is one
            channel for each set of cells in which all cliques have one proxy each; the channels of a
            routing tree share it. There are never more channels than cells.
-Departures Cells are the unit of zones: see `planning.kyra.grids` for how they are chosen. Without a grid
+Departures Cells are the unit of zones: see `schemes.shared.grids` for how they are chosen. Without a grid
            there is one zone, everything, per clique, and one tree: `zones` is 1 in the settings. Cliques
            end when no pair may merge (the printed loop does not end); without `max_distance` the nearest
            5 % of all pairs count as near. Alpha is fitted on the overlay. Cliques above `ring_limit`

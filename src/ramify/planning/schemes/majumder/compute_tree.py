@@ -62,7 +62,7 @@ Method: TypeAlias = Literal["star", "akpw", "swap"]
 
 Floats = npt.NDArray[np.float64]
 
-NOTHING = 1e-3
+NO_GAIN = 1e-3
 """The length of a link for nothing where a positive one is needed, in shares of the shortest."""
 CENTRES = 4
 """Star decompositions that are tried besides the one around the centroid."""
@@ -83,8 +83,8 @@ def require_method(method: str) -> None:
 class TreeMaker:
     """COMPUTETREE over one problem. Keeps every terminal set with its Steiner tree, and costs of groups.
 
-    A set is known by its brokers alone: links weigh the same both ways here, whoever publishes. `seed` is
-    for AKPW. Results depend on the sets given and not on what was asked before.
+    A set is known by its brokers alone: links weigh the same both ways here, whatever broker publishes.
+    `seed` is for AKPW. Results depend on the sets given and not on what was asked before.
     """
 
     def __init__(self, problem: Problem, method: Method = "star", seed: int = 0) -> None:
@@ -95,7 +95,7 @@ class TreeMaker:
         self.priced = 0  # groups whose tree was built to know their cost
         lengths = problem.lengths
         paid = lengths[lengths > 0]
-        stand_in = float(paid.min()) * NOTHING if len(paid) else 1.0
+        stand_in = float(paid.min()) * NO_GAIN if len(paid) else 1.0
         self._positive = np.where(lengths > 0, lengths, stand_in)
         self._store = _Store()
         self._bounds = np.empty(0)

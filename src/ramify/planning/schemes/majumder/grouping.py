@@ -4,7 +4,7 @@ Owns what the schemes of Majumder et al. (2009) share: the merge sequence by doc
 `agglomerate`), groups with their destination sets and costs (`Ledger`), the greedy merging by cost
 (Algorithm 2, `merge_by_gain`), homes for classes that no group needs (section VI, `grouped_plan`). A
 document is an event of the demand, so a pattern seen three times is three documents. Trees are made by
-`computetree`; the loops are in `grouping_kernels.py`.
+`compute_tree`; the loops are in `grouping_kernels.py`.
 """
 
 from collections import Counter
@@ -57,9 +57,9 @@ Floats = npt.NDArray[np.float64]
 
 MOST_CLUSTERS = 25_000
 """Clusters that `agglomerate` accepts: the table of what pairs share takes 2 K^2 bytes, here 1.25 GB."""
-TOLERANCE = 1e-9
+GAIN_TOLERANCE = 1e-9
 """Relative gains below this are rounding."""
-COMPARED = 8
+PAIRS_COMPARED = 8
 """Members of a group that are compared with a filter, where no value of an attribute tells them apart."""
 COMPARISONS = 20_000
 """Filters that are compared in all to find homes."""
@@ -359,7 +359,7 @@ class _Greedy:
                 progress(0.9 * (1 - left / len(groups)), f"{left} groups, {self.tried} pairs priced")
                 continue
             gain = self._price(i, j)
-            if gain > TOLERANCE:
+            if gain > GAIN_TOLERANCE:
                 heappush(heap, (-gain, True, i, j, age_i, age_j))
         kept = [group for group in groups if group is not None]
         return MergedGroups(kept, self.merges, finished, self.tried)
@@ -422,8 +422,8 @@ class _Greedy:
         apart = self._cost[i] + self._cost[others]
         most = self._slack[i] + self._slack[others] + total[others]
         # Half the tolerance is more than rounding: what is left out gains less than the tolerance.
-        ratio = most / np.where(apart > 0, apart, np.inf) + TOLERANCE / 2
-        good = ratio > TOLERANCE
+        ratio = most / np.where(apart > 0, apart, np.inf) + GAIN_TOLERANCE / 2
+        good = ratio > GAIN_TOLERANCE
         age = self._age
         return [
             (-value, False, min(i, k), max(i, k), age[min(i, k)], age[max(i, k)])
@@ -448,7 +448,7 @@ def grouped_plan(
     are: by section VI they join, one after the other, the group whose cost they raise least, and all tie.
     The largest overlap of filters decides: how many filters of the group, those that joined before
     included, ask for the same value (keyword, interval) of an attribute, counted for every value; where
-    no group has any, how many of `COMPARED` members of each overlap at all. Then the smallest mean
+    no group has any, how many of `PAIRS_COMPARED` members of each overlap at all. Then the smallest mean
     distance from the publishers on the group's tree, then the smallest group.
 
     Where the deadline is over when the trees are made, the settings say `cut_short` and no `planned_cost`.
@@ -545,7 +545,7 @@ class _Overlap:
         """How many of a few members of each group overlap with the filter of class k; kept by spelling."""
         spelled, wanted = self._classes.spelled[k].text, self._classes.filters[k]
         if spelled not in self._alike:
-            few = [own[:: -(-len(own) // COMPARED)].tolist() for own in self._members]
+            few = [own[:: -(-len(own) // PAIRS_COMPARED)].tolist() for own in self._members]
             self._left -= sum(map(len, few))
             if self._left < 0:
                 return Counter()

@@ -1,6 +1,6 @@
 """Compiled loops of grouping: agglomeration by document overlap, merging of groups, bounds on gains, trees.
 
-Owns the inner loops only: arrays in, arrays filled. `grouping.py` and `computetree.py` own what they mean.
+Owns the inner loops only: arrays in, arrays filled. `grouping.py` and `compute_tree.py` own what they mean.
 """
 
 import numpy as np

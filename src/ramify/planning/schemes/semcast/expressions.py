@@ -1,7 +1,7 @@
 """Channel expressions: what a channel admits, as hierarchies that must and must not want a message.
 
 Owns the algebra of expressions over hierarchies and their translation to expressions over classes, which
-plans carry and `channel_expressions` evaluates. A hierarchy's own expression is any-of its profiles. The
+plans carry and `plans.expressions` evaluates. A hierarchy's own expression is any-of its profiles. The
 paper's channels have three forms:
 
     1  E                            a hierarchy that was not merged

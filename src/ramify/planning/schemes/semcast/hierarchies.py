@@ -43,7 +43,7 @@ __all__ = [
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
 
-NONE = -1
+NO_PARENT = -1
 MOST_COMPARED = 50_000
 """Pairs of filters that are compared for profiles which matched nothing; the rest keep their channel."""
 
@@ -137,7 +137,7 @@ def parents_by_overlap(overlap: Overlap) -> Ints:
     The matrix alone decides, as in the paper's Table 1. A profile equal to an earlier one hangs from it.
     """
     candidates, first = containers(overlap)
-    parent = np.full(len(overlap), NONE, dtype=np.int32)
+    parent = np.full(len(overlap), NO_PARENT, dtype=np.int32)
     for c, above in enumerate(candidates):
         if first[c] != c:
             parent[c] = first[c]
@@ -242,8 +242,8 @@ def build_hierarchies(
 class _Builder:
     def __init__(self, rate: Floats, hosts: Sequence[Ints], estimate: EdgeEstimate, points: Ints) -> None:
         self._rate, self._hosts, self._estimate, self._points = rate, hosts, estimate, points
-        self._parent = np.full(len(rate), NONE, dtype=np.int32)
-        self._of = np.full(len(rate), NONE, dtype=np.int32)
+        self._parent = np.full(len(rate), NO_PARENT, dtype=np.int32)
+        self._of = np.full(len(rate), NO_PARENT, dtype=np.int32)
         self._made: list[_Growing] = []
 
     def place(self, p: int, equal: list[int], candidates: list[tuple[int, float]]) -> None:
@@ -254,18 +254,18 @@ class _Builder:
         parents: dict[int, tuple[float, int]] = {}
         for above, share in candidates:
             tree = int(self._of[above])
-            if tree != NONE:  # a matrix that no messages realise may name a parent that comes later
+            if tree != NO_PARENT:  # a matrix that no messages realise may name a parent that comes later
                 parents[tree] = max(parents.get(tree, (-1.0, 0)), (share, -above))
-        best, chosen, grown = float(self._rate[p]) * alone, NONE, 0.0
+        best, chosen, grown = float(self._rate[p]) * alone, NO_PARENT, 0.0
         for tree in sorted(parents, key=lambda tree: (-parents[tree][0], tree)):
             home = self._made[tree]
             edges = self._estimate.together(home.reach, own, home.point)
             rise = home.rate * (edges - home.edges)
-            if rise < best or (rise == best and chosen == NONE):
+            if rise < best or (rise == best and chosen == NO_PARENT):
                 best, chosen, grown = rise, tree, edges
         self._parent[equal] = p
-        if chosen == NONE:
-            self._parent[p] = NONE
+        if chosen == NO_PARENT:
+            self._parent[p] = NO_PARENT
             self._of[equal] = len(self._made)
             point = int(self._points[p])
             self._made.append(_Growing(float(self._rate[p]), point, alone, own, list(equal)))

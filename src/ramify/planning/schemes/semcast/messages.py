@@ -1,7 +1,7 @@
 """What a revision of a SemCast plan takes in messages between brokers: its joins and leaves, replayed.
 
 Owns the replay. A revision says which gateways a channel got and lost; here they join and leave as the
-paper's brokers would, by messages (`joining`), on the trees as they stood before.
+paper's brokers would, by messages (`join_protocol`), on the trees as they stood before.
 
 Guarantee  The brokers' tables afterwards are the trees of the revision, so that the count is of what
            brokers that keep their trees by themselves send for it. Telling gateways of it is not counted.

@@ -42,7 +42,7 @@ from ramify.network.trees.terminals import TerminalSets
 from ramify.planning.demand.overlap import Overlap, Profiles, Statistics
 from ramify.planning.plans.growth import NEVER, mapped, simple
 from ramify.planning.plans.lateness import (
-    SHOWN,
+    LATE_SHOWN,
     TooLateError,
     late_by_root,
     late_subscriptions,
@@ -83,7 +83,7 @@ Rendezvous = Literal["random", "best"]
 Trees = Literal["low-cost", "steiner", "delay"]
 Lateness = Literal["root-path", "refuse"]
 
-CANDIDATES = 24
+RENDEZVOUS_CANDIDATES = 24
 """Brokers that are compared as rendezvous point of a channel, those first that look nearest."""
 
 Floats = npt.NDArray[np.float64]
@@ -97,7 +97,7 @@ class SemcastParams:
 
     rendezvous   where trees are rooted: at `random`, or at the `best` broker for a channel
     trees        `low-cost` joins, centralised `steiner` trees, or joins within a `delay`
-    late         whom no way reaches within its delay: gets the fastest `root-path`, or `refuse` to plan
+    late         a subscription that no way reaches in time gets the fastest `root-path`; or `refuse` it
     noise        what merged channels do not share: kept `apart`, free to `merge` on, or `never` split off
     pruned       filter at every hop of the trees instead of flooding them
     orders       random orders of joining that edges are estimated with
@@ -199,7 +199,7 @@ def _within(progress: Progress, begin: float, share: float) -> Progress:
 
 
 def _overlap(problem: Problem, profiles: Profiles, seen: Statistics) -> Overlap:
-    """Who overlaps whom: by tables where the problem has them, else by the demand."""
+    """Which profiles overlap: by tables where the problem has them, else by the demand."""
     if problem.overlap is None:
         return seen.overlap()
     if len(problem.overlap) != len(profiles):
@@ -291,8 +291,9 @@ class _Points:
     def best(self, bits: Words, brokers: Sequence[Ints], rate: Floats) -> tuple[Ints, float]:
         """For each set of messages and destinations the broker with the least legs and tree; their sum.
 
-        Legs are from the publishers of the messages. `CANDIDATES` brokers are compared exactly (by Steiner
-        trees), those first whose legs and way to the nearest destination take least; ties to the lowest.
+        Legs are from the publishers of the messages. `RENDEZVOUS_CANDIDATES` brokers are compared
+        exactly (by Steiner trees), those first whose legs and way to the nearest destination take least;
+        ties to the lowest.
         """
         problem = self._problem
         publisher = problem.demand.publisher
@@ -310,7 +311,7 @@ class _Points:
             near = problem.steiner.distance[brokers[c]].min(axis=0)
             # for a channel that carries nothing the nearest is best
             rough = leg + (rate[c] if rate[c] > 0 else 1.0) * near
-            chosen = np.sort(np.argsort(rough, kind="stable")[:CANDIDATES])
+            chosen = np.sort(np.argsort(rough, kind="stable")[:RENDEZVOUS_CANDIDATES])
             tried += [(int(r), brokers[c]) for r in chosen]
             legs.append(leg[chosen])
         per = len(chosen) if len(bits) else 1
@@ -460,5 +461,5 @@ def _judged(made: Plan) -> Plan:
     late = late_subscriptions(made)
     if late and refuses(made):
         raise TooLateError("semcast-delay", late)
-    named = ", ".join(row.id for row in late[:SHOWN])
+    named = ", ".join(row.id for row in late[:LATE_SHOWN])
     return replace(made, settings={**made.settings, "refused": len(late), "refused_subscriptions": named})

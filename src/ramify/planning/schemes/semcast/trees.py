@@ -1,7 +1,7 @@
 """Dissemination trees: gateways join one after the other, cheaply or within a latency bound, and leave.
 
-Owns the rules by which a channel's tree grows and shrinks, as one place sees them; `joining` has the same
-rules as messages between brokers.
+Owns the rules by which a channel's tree grows and shrinks, as one place sees them; `join_protocol` has the
+same rules as messages between brokers.
 
 Low cost   A gateway joins through the nearest of the channel's present destinations (the first through the
            root): the shortest path is followed up to the first broker of the tree.
@@ -41,8 +41,6 @@ __all__ = [
     "GrowingTree",
     "TreeWays",
 ]
-
-OUTSIDE = -2
 
 
 @dataclass(frozen=True, slots=True)

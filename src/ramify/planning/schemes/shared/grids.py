@@ -32,7 +32,7 @@ __all__ = ["MOST_CELLS", "grid_for"]
 MOST_CELLS = 64
 """Of a grid that is chosen. Every cell tells patterns apart, for all schemes that share the demand."""
 
-MOST_FILTERS = 4096
+GRID_FILTERS = 4096
 """Filters that the choice looks at; of more an even sample."""
 
 SECOND = 0.25
@@ -87,7 +87,7 @@ def grid_for(
 
 def _sampled(classes: Classes) -> list[Filter]:
     live = np.flatnonzero(~classes.vacant)
-    step = max(1, -(-len(live) // MOST_FILTERS))
+    step = max(1, -(-len(live) // GRID_FILTERS))
     return [classes.filter_of(k) for k in live[::step].tolist()]
 
 
