@@ -6,8 +6,8 @@ alone, whatever was sampled, so that it holds for the events that are yet to com
 channels serve the slowest counts.
 
 A subscription that a root would make late gets a channel at its own gateway (`late_by_root` names them). So
-on the planner's plans a subscription is late only where no way is in time, and gets events as soon as any way
-brings them.
+on the planner's plans a subscription is late only where no way is in time, and gets events as soon as any
+way brings them.
 
 A plan serves every subscription of its problem (`check` proves it), so a refused one cannot be left out of
 a plan: there is no plan then, and the error says which to drop or what to allow them instead.
