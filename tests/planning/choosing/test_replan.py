@@ -8,12 +8,15 @@ from ramify.content.events.events import AttributeType, Event, EventSchema, even
 from ramify.content.filters.space import Axis, Grid
 from ramify.content.filters.subscriptions import Subscription
 from ramify.network.graphs.overlay import Link, Overlay
+from ramify.overlay.control import registry
+from ramify.overlay.control.registry import Book
 from ramify.planning.choosing.judgement import faults, likely_events
 from ramify.planning.choosing.replan import ReplanJob, ReplanResult, make_plans
 from ramify.planning.choosing.weigh import MonthlyWeights
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.demand.tally import tally
+from ramify.planning.plans import files
 from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
 from ramify.planning.pricing.price import price
@@ -155,3 +158,29 @@ def test_rules_survive_their_document() -> None:
     assert rules.names == ("capacity: a", "quota: a - b", "residency: gdpr")
     assert rules
     assert not Rules()
+
+
+def test_a_plan_is_written_once_between_the_job_and_the_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The leader encodes a plan once, and stores what another process made as it came."""
+    written: list[str] = []
+    plain = files.encode_plan
+
+    def counted_plan(plan: Plan) -> bytes:
+        written.append(plan.scheme)
+        return plain(plan)
+
+    numbers = iter(range(100))
+    book, _ = Book.first(made("hub=c"), lambda: f"p{next(numbers)}")
+    monkeypatch.setattr(files, "encode_plan", counted_plan)
+    monkeypatch.setattr(registry, "encode_plan", counted_plan, raising=False)
+    job = ReplanJob(book.head.plan, ["spt:root=a"], counted(Rules()), 0.05)
+    result = make_plans(job.encode())
+    found = ReplanResult.decode(result)
+    assert found.plan is not None
+    _, writes = book.propose(found.plan)
+    assert written == []
+    (stored,) = (write.value for write in writes if write.key == book.head.plan_key)
+    assert stored in result
+    assert files.decode_plan(stored) == book.head.plan

@@ -55,7 +55,7 @@ from ramify.overlay.routing.form import encode_routing
 from ramify.planning.choosing.judgement import faults
 from ramify.planning.choosing.revise import add_subscription, delete_subscription, redo, undo
 from ramify.planning.demand.demand import Demand
-from ramify.planning.plans.files import decode_plan, encode_plan
+from ramify.planning.plans.files import decode_plan, encoded
 from ramify.planning.plans.lateness import TooLateError, refuses
 from ramify.planning.plans.plan import Plan
 from ramify.planning.pricing.rules import BrokenRule, Rules
@@ -226,7 +226,10 @@ def _tidied(plan: Plan, like: Plan | None = None) -> Plan:
     """
     before = plan.classes
     rows = tuple(m[0] if m else row for m, row in zip(before.members, before.spelled, strict=True))
-    classes = replace(before, spelled=rows)
+    tidy = all(row is spelled for row, spelled in zip(rows, before.spelled, strict=True))
+    if tidy and is_known(before, "filters"):
+        return plan
+    classes = before if tidy else replace(before, spelled=rows)
     known = before if is_known(before, "filters") else None if like is None else like.classes
     if known is not None and is_known(known, "filters"):
         same = [_spelling(a) == _spelling(b) for a, b in zip(rows, known.spelled, strict=False)]
@@ -235,7 +238,7 @@ def _tidied(plan: Plan, like: Plan | None = None) -> Plan:
             for k, row in enumerate(rows)
         )
         preset(classes, filters=tuple(parsed))
-    return replace(plan, classes=classes)
+    return plan if tidy else replace(plan, classes=classes)
 
 
 def _without_class(demand: Demand, k: int) -> Demand:
@@ -309,7 +312,7 @@ class LivePlan:
 def _plan_writes(key: str, plan: Plan) -> list[Write]:
     """A plan, and what brokers read in its stead: its routing form, which saves them compiling it."""
     form = Write(f"{key}.{ROUTING}", encode_routing(plan), large=True)
-    return [form, Write(key, encode_plan(plan), large=True)]
+    return [form, Write(key, encoded(plan), large=True)]
 
 
 def _parts(changes: Sequence[PlanChange]) -> list[list[PlanChange]]:
@@ -524,7 +527,7 @@ class Book:
         """Whether a plan, with what is wanted now, is the head's."""
         at = self.head.at
         made = revised(self.with_clients_at(plan, at), self.wanted_at(at))
-        return encode_plan(_tidied(made.plan)) == encode_plan(_tidied(self.head.plan))
+        return encoded(_tidied(made.plan)) == encoded(_tidied(self.head.plan))
 
     def long(self) -> list[int]:
         """The epochs with so many changes that `rebase` is due.

@@ -24,7 +24,7 @@ from ramify.planning.choosing.study import grid_for_schemes
 from ramify.planning.choosing.weigh import MonthlyWeights, Outcome, SchemeRow, exceeds, weigh
 from ramify.planning.demand.demand import NO_CELL, Demand
 from ramify.planning.plans.check import check
-from ramify.planning.plans.files import decode_plan, encode_plan
+from ramify.planning.plans.files import decode_plan, encode_plan, encoded, keep_encoded
 from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
 from ramify.planning.pricing.rules import Rules
@@ -127,7 +127,7 @@ class ReplanJob:
         """For the process that makes them."""
         return msgspec.msgpack.encode(
             _Job(
-                encode_plan(self.plan),
+                encoded(self.plan),
                 None if self.demand is None else _demand_out(self.demand),
                 list(self.specs),
                 self.threshold,
@@ -158,7 +158,7 @@ class ReplanResult:
     def decode(cls, data: bytes) -> "ReplanResult":
         """What `make_plans` gave."""
         told = msgspec.msgpack.decode(data, type=_Made)
-        plan = None if told.plan is None else decode_plan(told.plan)
+        plan = None if told.plan is None else keep_encoded(decode_plan(told.plan), told.plan)
         costs = told.old_cost, told.new_cost, told.saving
         return cls(tuple(told.tried), plan, *costs, told.moves, tuple(told.broken))
 

@@ -22,6 +22,7 @@ from ramify.content.events.events import AttributeType
 from ramify.content.filters.space import Axis, Grid
 from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, PlanError
+from ramify.memo import derived
 from ramify.network.graphs.files import decode_overlay, encode_overlay
 from ramify.network.graphs.overlay import Overlay
 from ramify.planning.demand.classes import Classes
@@ -47,7 +48,15 @@ from ramify.planning.plans.plan import (
     Stamped,
 )
 
-__all__ = ["PLAN_SCHEMA", "decode_plan", "encode_plan", "read_plan", "write_plan"]
+__all__ = [
+    "PLAN_SCHEMA",
+    "decode_plan",
+    "encode_plan",
+    "encoded",
+    "keep_encoded",
+    "read_plan",
+    "write_plan",
+]
 
 PLAN_SCHEMA = "ramify-plan/1"
 PLAN_FILE_BYTES = 1 << 30
@@ -146,6 +155,17 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
         raise PlanError(error.what, error.faults, path=str(path)) from error
     except InputError as error:
         raise InputError(error.reason, path=str(path)) from error
+
+
+def encoded(plan: Plan) -> bytes:
+    """As `encode_plan`, made once and kept with the plan: for a plan that is sent and then stored."""
+    return derived(plan, "_encoded", lambda: encode_plan(plan))
+
+
+def keep_encoded(plan: Plan, data: bytes) -> Plan:
+    """A plan that was decoded from these bytes, which `encoded` then gives back as they are."""
+    derived(plan, "_encoded", lambda: data)
+    return plan
 
 
 def encode_plan(plan: Plan) -> bytes:
