@@ -29,10 +29,12 @@ settings.register_profile("quick", settings.get_profile("ramify"), max_examples=
 settings.register_profile("long", settings.get_profile("ramify"), max_examples=500)
 settings.load_profile("ramify")
 
-# A shell starts a command in the background with SIGINT ignored, and every child inherits it: tests that
-# press Ctrl-C in a child would wait for ever.
+# A shell starts a command in the background with SIGINT ignored, nohup one with SIGHUP, and every child
+# inherits it: tests that press Ctrl-C in a child, or hang up, would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 _HERE = Path(__file__).parent
 _PURE = (

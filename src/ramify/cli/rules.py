@@ -13,6 +13,7 @@ from ramify.cli.app import app
 from ramify.cli.console import friendly, say
 from ramify.cli.directories import DirOption, directory_at
 from ramify.cli.overlay import FilterWeight, MatchingWeight
+from ramify.cli.status_text import rule_lines
 from ramify.errors import InputError, LiveError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ramify.overlay.control.rules import OverlayRules
     from ramify.overlay.live.wire.streams import Endpoint
 
-__all__ = ["rule_lines"]
+__all__: list[str] = []
 
 _RULES_LIMIT_S = 15.0
 
@@ -58,23 +59,6 @@ def rules(
         return
     for line in rule_lines(None if record is None else msgspec.to_builtins(record)):
         say(line)
-
-
-def rule_lines(record: dict[str, object] | None) -> list[str]:
-    """A record of rules for people, a line for all of them and one for the weights."""
-    from ramify.overlay.control.rules import OverlayRules
-
-    if record is None:
-        return ["rules: none"]
-    known = OverlayRules.read(msgspec.json.encode(record))
-    lines = [f"rules, revision {known.revision}: {'; '.join(known.rules.names) or 'none'}"]
-    weights = known.weights
-    if weights.per_filter or weights.per_million_matchings:
-        lines.append(
-            f"weights: {weights.per_filter:g} a month for a stored filter, "
-            f"{weights.per_million_matchings:g} for a million matchings"
-        )
-    return lines
 
 
 async def _done(

@@ -7,13 +7,13 @@ to a terminal has all the width that it needs.
 import time
 from collections.abc import Sequence
 
+import msgspec
 from rich.text import Text
 
 from ramify.cli.console import out, say
-from ramify.cli.rules import rule_lines
 from ramify.overlay.live.host.overview import BrokerView, Overview
 
-__all__ = ["show", "table"]
+__all__ = ["rule_lines", "show", "table"]
 
 _COLUMNS = ("broker", "state", "epoch", "in", "routed", "sent", "MB", "handed", "bad", "again", "lag")
 _LEGEND = (
@@ -70,6 +70,23 @@ def _remarks(broker: BrokerView) -> list[str]:
         times = "once" if status.recoveries == 1 else f"{status.recoveries:,} times"
         found.append(f"started over from its log {times}")
     return found
+
+
+def rule_lines(record: dict[str, object] | None) -> list[str]:
+    """A record of rules for people, a line for all of them and one for the weights."""
+    from ramify.overlay.control.rules import OverlayRules
+
+    if record is None:
+        return ["rules: none"]
+    known = OverlayRules.read(msgspec.json.encode(record))
+    lines = [f"rules, revision {known.revision}: {'; '.join(known.rules.names) or 'none'}"]
+    weights = known.weights
+    if weights.per_filter or weights.per_million_matchings:
+        lines.append(
+            f"weights: {weights.per_filter:g} a month for a stored filter, "
+            f"{weights.per_million_matchings:g} for a million matchings"
+        )
+    return lines
 
 
 def table(view: Overview, width: int | None) -> Text:

@@ -380,7 +380,9 @@ def _check_overlap(under: AnyPath | None, place: str | None, schemes: tuple[str,
     if under is None:
         return
     if place is not None:
-        raise InputError("a placement moves clients, and the tables of overlap are for where they are.")
+        raise InputError(
+            "a placement (--place) moves clients, and the tables of overlap are for where they are."
+        )
     if schemes and not any(spec == "auto" or scheme_from(spec)[1].overlap for spec in schemes):
         going = [name for name, scheme in SCHEMES.items() if scheme.overlap]
         raise InputError(f"no scheme that is asked for goes by overlap. Name one of: {', '.join(going)}.")

@@ -472,7 +472,9 @@ def test_the_command_says_what_is_stored_sent_and_who_meets(tmp_path: Path) -> N
     assert bad.exit_code == SOME_BAD_ROWS
     assert "nowhere" in bad.output
     neither = CliRunner().invoke(app, ["matches", str(file)])
-    assert "give either --advertisements or --workload" in " ".join(neither.output.split())
+    assert "give either advertisements or a workload (--advertisements, --workload)" in " ".join(
+        neither.output.split()
+    )
 
 
 def test_a_plan_without_trees_is_refused() -> None:

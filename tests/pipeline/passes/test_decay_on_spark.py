@@ -187,7 +187,7 @@ def test_a_plan_by_half_life_and_tables(
         studies.append(study)
         return compare(study, *given, **more)
 
-    monkeypatch.setattr("ramify.cli.plan.compare", noted)
+    monkeypatch.setattr("ramify.studies.study.compare", noted)
     asked = ("plan", "--workload", SPEC, "--seed", "3", "--schemes", "semcast", "--json")
     shown: list[dict[str, Any]] = []
     for more in ((), ("--half-life", "0.5s", "--overlap", str(tables))):
@@ -215,7 +215,7 @@ def test_a_plan_says_what_is_wrong_with_half_life_and_tables(tables: Path, tmp_p
         (("--half-life", "soon"), "half-life 'soon'"),
         (("--half-life", "0s"), "half-life '0s'"),
         (("--overlap", str(tmp_path)), "no table 'overlap'"),
-        (("--overlap", str(tables), "--place", "greedy"), "--place moves clients"),
+        (("--overlap", str(tables), "--place", "greedy"), "a placement (--place) moves clients"),
         (("--overlap", str(tables), "--schemes", "mst hub"), "no scheme"),
         (("--overlap", str(tables), "--seed", "4"), "other subscriptions"),
         (("--overlap", str(tables), "--half-life", "1h"), "3600 s"),

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from threading import Lock
 
-from ramify.content.events.events import AttributeType
+from ramify.content.events.attributes import AttributeType
 from ramify.content.filters.filters import Filter
 
 __all__ = ["MOST_CHARACTERS", "MOST_FILTERS", "ParseCache"]
