@@ -234,7 +234,7 @@ def test_the_demo_plans_and_shows_the_way_of_an_event(tmp_path: Path) -> None:
     assert code == 0
     assert "41 cloud regions" in out
     assert "Saves $" in out
-    assert "The way of one event" in out
+    assert "The route of one event" in out
     assert "headers included" in out
 
 

@@ -206,7 +206,7 @@ def test_a_plan_by_half_life_and_tables(
     stored = read_overlap(tables, classes, half_life_s=HALF_LIFE_S).overlap
     np.testing.assert_array_equal(late.overlap.dense(), stored.dense())
     code, out, _ = run(*asked[:-1], "--half-life", "0.5s")
-    assert "Planned for recent events (half-life 0.5s); prices are of all events." in out
+    assert "Schemes plan for recent events (half-life 0.5s); prices count all events." in out
 
 
 def test_a_plan_says_what_is_wrong_with_half_life_and_tables(tables: Path, tmp_path: Path) -> None:
