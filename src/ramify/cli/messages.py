@@ -75,7 +75,7 @@ def pub(
     parts = _read(source, mapping)
     done = asyncio.run(_publish(client, where, parts, mapping, give_up, advertise or []))
     accepted, before, bad = done
-    told = [f"published {accepted:,} events"]
+    told = [f"published {accepted:,} event{'' if accepted == 1 else 's'}"]
     if before:
         told.append(f"{before:,} of them were accepted before and are not delivered again")
     if bad:
@@ -308,7 +308,8 @@ async def _print_events(
             if own is not None and id is None:
                 await _leave(client, own)
     if skipped:
-        err.print(f"{skipped:,} events for other subscriptions of {name} were left out")
+        events = "1 event" if skipped == 1 else f"{skipped:,} events"
+        err.print(f"left out: {events} for other subscriptions of {name}")
 
 
 async def _leave(client: Client, id: str) -> None:

@@ -172,9 +172,7 @@ class Findings:
         verb, more = ("Saves", "") if share >= 0 else ("Costs", " more on unseen events")
         percent = f"{100 * abs(share):.1f} %"
         if saving is None:
-            return (
-                f"{verb} {percent}{more} {against} (The log spans no time: hours, or --hours, scales it.)"
-            )
+            return f"{verb} {percent}{more} {against} (Give hours, or --hours, for money a month.)"
         return f"{verb} {_amount(abs(saving))} a month ({percent}){more} {against}"
 
     @property
@@ -183,7 +181,7 @@ class Findings:
         study = self.study
         if not study.held_back:
             only = several(study.events, "event")
-            return f"Only {only}: too few to hold any back; figures are of what was planned on."
+            return f"Only {only}: too few to hold any back, so figures are of the events planned on."
         return (
             f"{study.events:,} events: planned on {study.problem.demand.events:,}, chosen on "
             f"{study.validation.events:,}, reported on {study.test.events:,} that neither has seen."

@@ -71,9 +71,7 @@ def explain_row(plan: Plan, batch: pa.RecordBatch, row: int, at: str | None = No
     one = batch.slice(row, 1)
     (event,) = batch_to_events(one)
     if at is None and event.publisher is None:
-        raise InputError(
-            "the event names no publisher. Name the broker where it is published: at, or --at."
-        )
+        raise InputError("the event has no publisher. Name the broker where it is published: at, or --at.")
     origin = plan.origin_of(at if at is not None else str(event.publisher))
     simulator = Simulator(plan)
     cell, classes = simulator.pattern_of(one)
@@ -121,9 +119,10 @@ class EventJourney:
     @property
     def headline(self) -> str:
         """One sentence: where it was published, and how many get it over how many links."""
+        match = "matches" if len(self.matches) == 1 else "match"
         return (
             f"Event {self.event.id}, {self.event.size_bytes:,} bytes, published at "
-            f"{self.publisher_broker}: {several(len(self.matches), 'subscription')} match, "
+            f"{self.publisher_broker}: {several(len(self.matches), 'subscription')} {match}, "
             f"{several(len(self.steps), 'link')} crossed."
         )
 

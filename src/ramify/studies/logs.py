@@ -362,7 +362,7 @@ class _EventObjects:
         if self._path is None:
             if not sees_local_files(session):
                 raise InputError(
-                    "events in memory can be counted by a local Spark alone. Write them to a file that the "
+                    "only a local Spark can count events in memory. Write them to a file that the "
                     "cluster can read, and give its path."
                 )
             folder = tempfile.mkdtemp(prefix="ramify-log-")
@@ -436,7 +436,7 @@ def _plain(value: Any) -> Any:
         return value.isoformat()
     if hasattr(value, "item"):  # a scalar of numpy
         return value.item()
-    raise TypeError(f"{value!r} is no JSON value")
+    raise TypeError(f"{value!r} is not a JSON value")
 
 
 def _table(events: Any) -> Any:
@@ -465,9 +465,9 @@ def _asked_beyond(listed: Subscriptions, types: Mapping[str, Any]) -> dict[str, 
 
 def _notes(listed: Subscriptions, types: Mapping[str, Any], conflicts: Sequence[Any]) -> Iterable[str]:
     for path, id_ in _asked_beyond(listed, types).items():
-        yield f"no event has the field {path!r}, which subscription {id_} asks for"
+        yield f"subscription {id_} asks for the field {path!r}, but no event has it"
     for conflict in conflicts[:ROWS_SHOWN]:
         yield (
             f"field {conflict.attribute!r} is {conflict.used} in most of the log but {conflict.other} in "
-            f"{conflict.file}: such rows are not used. A schema can decide."
+            f"{conflict.file}. Rows of the other type are not used. A schema decides the type."
         )

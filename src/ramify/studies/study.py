@@ -50,7 +50,7 @@ from ramify.studies.text_tables import html_lines
 __all__ = ["LogStudy", "Schemes", "study"]
 
 Schemes: TypeAlias = str | Sequence[str] | None
-"""Specs of schemes, in a list or in one text apart by spaces; None is all that are built in."""
+"""Specs of schemes, in a list or in one text separated by spaces; None is all built-in schemes."""
 
 TODAY = "mirror-all"
 
@@ -335,7 +335,7 @@ class _PlacementSettings:
             raise InputError(f"no placement algorithm {place!r}. Use one of: {', '.join(ALGORITHMS)}.")
         if isinstance(today, Plan) or Path(today).is_file():
             raise InputError(
-                "a placement moves clients, and a plan is for where they are. Name a scheme for today."
+                "a placement moves clients, and a plan fits only where they are. Name a scheme for today."
             )
         prices = read_access(Path(access)) if isinstance(access, str | os.PathLike) else access
         room = read_capacity(Path(capacity)) if isinstance(capacity, str | os.PathLike) else capacity
@@ -380,12 +380,16 @@ def _check_overlap(under: AnyPath | None, place: str | None, schemes: tuple[str,
     if under is None:
         return
     if place is not None:
-        raise InputError("a placement moves clients, and the tables of overlap are for where they are.")
+        raise InputError(
+            "a placement moves clients, and overlap tables fit only where they are now. Leave one out."
+        )
     if schemes and not any(spec == "auto" or scheme_from(spec)[1].overlap for spec in schemes):
         going = [name for name, scheme in SCHEMES.items() if scheme.overlap]
-        raise InputError(f"no scheme that is asked for goes by overlap. Name one of: {', '.join(going)}.")
+        raise InputError(f"none of the schemes uses overlap tables. Name one of: {', '.join(going)}.")
     if not (Path(under) / "overlap").is_dir():
-        raise InputError("there is no table 'overlap' here; see `ramify tables --out`", path=str(under))
+        raise InputError(
+            "this directory has no table 'overlap'; `ramify tables --out` writes it", path=str(under)
+        )
 
 
 def _wanted_grid(schemes: tuple[str, ...] | None, today: str, classes: Any, placing: bool) -> Grid | None:

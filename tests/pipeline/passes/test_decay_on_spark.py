@@ -215,8 +215,8 @@ def test_a_plan_says_what_is_wrong_with_half_life_and_tables(tables: Path, tmp_p
         (("--half-life", "soon"), "half-life 'soon'"),
         (("--half-life", "0s"), "half-life '0s'"),
         (("--overlap", str(tmp_path)), "no table 'overlap'"),
-        (("--overlap", str(tables), "--place", "greedy"), "--place moves clients"),
-        (("--overlap", str(tables), "--schemes", "mst hub"), "no scheme"),
+        (("--overlap", str(tables), "--place", "greedy"), "a placement moves clients"),
+        (("--overlap", str(tables), "--schemes", "mst hub"), "uses overlap tables"),
         (("--overlap", str(tables), "--seed", "4"), "other subscriptions"),
         (("--overlap", str(tables), "--half-life", "1h"), "3600 s"),
     ):

@@ -84,8 +84,8 @@ class Problem:
         for client, broker in attached.items():
             if broker not in overlay.index:
                 raise OverlayError(
-                    f"client {client!r} is attached to broker {broker!r}, which overlay {overlay.name} "
-                    "has not. Correct the attachment."
+                    f"client {client!r} is attached to broker {broker!r}, but overlay {overlay.name} has "
+                    "no such broker. Correct the attachment."
                 )
         where = range(len(overlay)) if publishers is None else _brokers(publishers, attached, overlay)
         entered = np.union1d(np.fromiter(where, dtype=np.int64), demand.publisher)

@@ -170,7 +170,7 @@ def spelled(
         found = FilterText(keywords=words)
     else:
         raise InputError(
-            f"{type(value).__name__} is no filter: SQL is text, a pattern a dict, keywords a list"
+            f"{type(value).__name__} is not a filter: SQL is text, a pattern a dict, keywords a list"
         )
     try:
         text = subscription_of("client", "broker", "id", found)

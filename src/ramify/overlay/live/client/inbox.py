@@ -265,11 +265,11 @@ class ClientInbox:
                 unread = [id for id in ids if not self._queues[id].is_open]
                 if unread:
                     raise LiveError(
-                        f"client {self._name!r} has events for {', '.join(unread[:5])}, which nobody "
-                        "reads here: subscribe to it again, or unsubscribe it"
+                        f"client {self._name!r} has events for {', '.join(unread[:5])}, but this process "
+                        "does not read them: subscribe again, or unsubscribe"
                     ) from None
                 if not waited:
-                    said = "client %s: nothing more is read while nobody reads %s"
+                    said = "client %s: reading stops until the program reads %s"
                     _log.warning(said, self._name, ", ".join(ids[:5]))
                 waited = True
 

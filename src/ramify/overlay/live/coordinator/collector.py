@@ -231,7 +231,9 @@ def read_publishers(directory: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except msgspec.DecodeError as error:
-        raise InputError(f"is no map from clients to brokers: {error}. Remove it", path=str(file)) from None
+        raise InputError(
+            f"is not a map from clients to brokers: {error}. Remove it", path=str(file)
+        ) from None
 
 
 def _tables(

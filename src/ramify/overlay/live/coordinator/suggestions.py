@@ -129,7 +129,7 @@ def suggest(
     grid = plan.grid or grid_for(plan.classes) or _ANY
     counted = tally(_batches(files), plan.classes, plan.overlay, attached, grid=grid, by_client=True)
     if not counted.events:
-        raise InputError("no event of the samples has a publisher whose broker is known", path=str(samples))
+        raise InputError("no sampled event has a publisher with a known broker", path=str(samples))
     demand = replace(counted, factor=1.0 / share)
     problem = Problem.of(plan.overlay, plan.classes, demand, attached, grid=grid)
     placing = placement_problem(problem, access=access)
