@@ -1,4 +1,4 @@
-"""The way of one event through a plan: who gets it and why, which links it crosses, what that costs.
+"""The way of one event through a plan: its receivers and why, the links it crosses, the cost.
 
 Owns `explain` and `EventJourney`. The way itself is the simulator's; the reasons are those of filters.
 """
@@ -42,7 +42,7 @@ _COLUMNS = ("at_ms", "from", "to", "by", "bytes", "price_per_gb", "cost")
 def explain(
     plan: AnyPlan, event: AnyEvent, *, at: str | None = None, publisher_field: str | None = "publisher"
 ) -> "EventJourney":
-    """What a plan does with one event: who gets it and why, which links it crosses, what that costs.
+    """What a plan does with one event: its receivers and why, the links it crosses, the cost.
 
     `at` is the broker where it is published; without it, the broker of the event's publisher. Raises
     `InputError` for an event that cannot be read or names no known place.

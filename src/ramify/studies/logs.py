@@ -76,8 +76,8 @@ def read_log(
 ) -> "Log":
     """A log of events, with the subscriptions to them.
 
-    Nothing is read yet but the small files: the events are read where they are counted (`study`, `price`,
-    `simulate`), or when `Log.rejected` is asked for.
+    Only the small files are read now. The events are read when they are counted (`study`, `price`,
+    `simulate`), or when you look at `Log.rejected`.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def read_log(
     seed             of the workload
     spark            where events are counted, unless the use case names another place
 
-    Raises `InputError` for a file that is not there or has another form. Rows that cannot be used are no
+    Raises `InputError` for a missing file or a file of another form. Rows that cannot be used are not
     errors: see `Log.rejected`.
 
     >>> import ramify
@@ -106,7 +106,7 @@ def read_log(
     {'no_id': 1}
     >>> log
     Log of examples/events.ndjson on cloud-regions (41 brokers): 5 events in 1 file, 6 subscriptions
-    not used: 1 of 5 events in 1 file, 1 of 6 subscriptions; the rest was
+    not used: 1 of 5 events in 1 file, 1 of 6 subscriptions; the rest was used
     """
     graph = as_overlay(overlay)
     mapping = field_mapping(id_field, publisher_field, time_field, time_unit)

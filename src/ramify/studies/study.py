@@ -82,10 +82,10 @@ def study(
     hours            the time that the log spans, where the events' own times do not tell
     sample           the share of all published events that the log holds
     keep             the share of the log to look at, by a hash of event ids
-    half_life        plan for recent events: one this much older counts half (`1h`, or seconds). Prices
-                     stay those of all events
-    place            attach clients first, by one of the placement algorithms; `access` (prices by client
-                     and broker) and `capacity` (10^6 bytes a second by broker) are for it
+    half_life        plan for recent events: one that is this much older counts half (`1h`, or seconds).
+                     Prices count all events alike
+    place            a placement algorithm: first choose where clients attach. `access` (prices by client
+                     and broker) and `capacity` (10^6 bytes a second by broker) belong to it
     overlap          a directory that `write_tables` wrote: SemCast builds its hierarchies by it
     schemes, today   what `LogStudy.compare` will be asked, where that is known. Schemes that divide the
                      content space (kyra, mbr, zhao-wu) need events counted by cell: named here, the log is
@@ -94,7 +94,7 @@ def study(
     seed             of the split, and of what schemes draw
     spark            where to count; that of the log unless given
 
-    Raises `InputError` for what cannot be studied, a log without any usable event among it.
+    Raises `InputError` for what cannot be studied, such as a log without any usable event.
 
     >>> import ramify
     >>> log = ramify.read_log("examples/events.ndjson", subscriptions="examples/subscriptions.jsonl",
@@ -102,7 +102,7 @@ def study(
     >>> study = ramify.study(log, rules="examples/rules.json", hours=24)
     >>> study
     Study of 4 events and 5 subscriptions on cloud-regions (41 brokers): nothing is held back, 24 hours
-    not used: 1 of 5 events in 1 file, 1 of 6 subscriptions; the rest was
+    not used: 1 of 5 events in 1 file, 1 of 6 subscriptions; the rest was used
     >>> found = study.compare(["mst", "explicit"], today="hub=aws-eu-central-1")
     >>> found.best.name
     'explicit'
@@ -188,9 +188,9 @@ class LogStudy:
 
         Parameters
         ----------
-        schemes         specs such as `mult` or `portfolio:trees=8`; all that are built in unless given
+        schemes         specs such as `mult` or `portfolio:trees=8`; by default all built-in schemes
         today           what you run now: a spec, a `Plan`, or a plan file
-        seconds         the budget of each scheme that takes one
+        seconds         the time budget of each scheme that takes one
         per_filter      money a month for a filter that a broker stores, counted in the choice
         per_matching    money for a million matchings
         progress        called with the share that is done and what is being done
