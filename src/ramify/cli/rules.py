@@ -106,7 +106,7 @@ async def _done(
             wanted = _weighted(wanted, per_filter, per_matching)
             wish = "" if record is None else record.wish
             made = wanted.record(1 if record is None else record.revision + 1, wish, time.time())
-            # another who changes them at the same time is not overwritten unseen
+            # a change that another user makes at the same time is not overwritten unseen
             await store.put(RULES, encode(made), 0 if found is None else found[1])
             return made
         finally:

@@ -1,4 +1,4 @@
-"""Logs: where events are, who wants them, and what of them could not be used.
+"""Logs: where events are, the subscriptions to them, and what could not be used.
 
 Owns `read_log` and `Log`, and the step from them to a source of the pipeline. A log is described first and
 read when something asks for its events; what was wrong in it is then in `Log.rejected`.
@@ -125,7 +125,7 @@ def read_log(
 
 @dataclass(frozen=True, slots=True)
 class OpenLog:
-    """A log that can be counted: its source, the classes of its subscriptions, who is where.
+    """A log that can be counted: its source, the classes of its subscriptions, attachments.
 
     `listed` are the subscriptions as they were read, `misplaced` attachments that cannot be used, `notes`
     what may be a slip though nothing is lost.

@@ -1,4 +1,4 @@
-"""The problem: an overlay, who wants what where, who publishes where, what was seen, what must be kept.
+"""The problem: an overlay, subscriptions and publishers with their brokers, the demand, the rules.
 
 Owns `Problem`, which every scheme turns into a plan, and what schemes share about it: the distinct
 destination sets of the demand, the weight that undirected trees are planned with, all-pairs searches.

@@ -1,4 +1,4 @@
-"""The lanes of a client, shared by its subscriptions: who gets what, and what may be acknowledged.
+"""The lanes of a client, shared by its subscriptions: which events are whose, and what may be acknowledged.
 
 Owns the queues. A client that moves goes from one lane to the next (`Course`); here they are one. Each
 delivery of the lane has a share for every subscription that it is for. A share is done when all its events
@@ -190,7 +190,7 @@ class ClientInbox:
                 self._reader = reader = Course(self._wires, self._after if after is None else after)
             while True:
                 delivered = await reader.take()
-                # who works between two of them without waiting must not keep moves from being answered
+                # work between two of them without waiting must not keep moves from being answered
                 await asyncio.sleep(0)
                 yield delivered
                 await reader.acknowledge(delivered.number)
@@ -224,7 +224,7 @@ class ClientInbox:
         self._telling = self._telling or asyncio.create_task(self._acknowledge(self._reader))
 
     async def _read(self, reader: Course) -> None:
-        """Fill the queues; a fault is for everyone who waits."""
+        """Fill the queues; a fault reaches every waiting reader."""
         try:
             while True:
                 await self._room()

@@ -366,7 +366,7 @@ class LaneReader:
             self._replies[number] = message.reply
             self._onward = self.ended(message.headers)
             reason = message.headers.get("X")
-            # the end of a lane repeats the suspension that is right before it: who took that one knows
+            # the end of a lane repeats the suspension that is right before it: a reader of that one knows
             repeated = before == number - 1 and self._onward is not None and self._onward[0] == number
             if reason and not repeated:
                 self._suspension = number, reason

@@ -171,7 +171,7 @@ class Collector:
         self._reply = message.reply
 
     def _note(self, batch: pa.RecordBatch, subject: str) -> None:
-        """Where publishers are attached: the pipeline counts events by broker, and they say only who."""
+        """Where publishers are attached: the pipeline counts by broker, and events name only clients."""
         broker = name_of(subject.rpartition(".")[2])
         for name in batch.column("publisher").unique().to_pylist():
             if name is not None and self._publishers.get(name) != broker:

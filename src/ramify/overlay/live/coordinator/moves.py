@@ -81,7 +81,7 @@ class MoveConductor:
         self.urls: dict[str, str] = {}
         self._stores, self._book, self._make, self._scheme, self._wake = stores, book, make, scheme, wake
         self._again_at = 0.0
-        # a plan that is made because the head's kind cannot take who moves
+        # a plan that is made because the head's kind cannot take the clients that move
         self._making: asyncio.Task[tuple[ReplanResult, Demand | None]] | None = None
 
     async def begin(self) -> None:
@@ -171,7 +171,7 @@ class MoveConductor:
         return await self._answered(move)
 
     def _home(self, passed: ForwardedRequest) -> str:
-        """Where a client is; by the word of who asks, when it has asked for nothing yet."""
+        """Where a client is; where the request says so, if the client has made none yet."""
         record = self._book.records.get(passed.client)
         if record is not None and (record.subscriptions or record.lanes):
             return record.broker

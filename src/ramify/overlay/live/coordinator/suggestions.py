@@ -64,7 +64,7 @@ class Suggestion(msgspec.Struct, frozen=True):
 
 
 class Suggestions(msgspec.Struct, frozen=True):
-    """All clients, what they cost together, and who should move; `cost_after` is with all moves."""
+    """All clients, their whole cost, and the moves that pay; `cost_after` is with all moves."""
 
     events: int
     clients: list[Summary]

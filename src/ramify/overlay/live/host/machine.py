@@ -57,7 +57,7 @@ _STOP_LIMIT_S = 20.0
 
 
 class Child(OwnProcess):
-    """A process of ours with its log. Ends with us; see `Supervisor` for who restarts it."""
+    """A process of ours with its log. Ends with us; `Supervisor` restarts it."""
 
     def __init__(self, name: str, arguments: Iterable[str], log: Path) -> None:
         super().__init__()

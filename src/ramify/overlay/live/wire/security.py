@@ -69,7 +69,7 @@ JetStream, and that refusal comes first (seen with 2.15.1; RESET and MSG.NEXT ha
 """
 
 LAST = "ramify.last"
-"""Followed by a client's token: the last message on its lane, for who must know how far that goes."""
+"""Followed by a client's token: the last message on its lane, for readers that must know its end."""
 
 _INFO_API = f"$JS.API.CONSUMER.INFO.{OUT}.*"
 _LAST_API = f"$JS.API.DIRECT.GET.{OUT}.{DELIVER}.*"
