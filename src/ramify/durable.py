@@ -1,7 +1,7 @@
 """Files that are there whole or not at all, also after a power cut.
 
 Owns the one way in which Ramify replaces a file: written beside its place, flushed, renamed, and the
-directory flushed. Errors of the storage are left to the callers, who know what the file was for.
+directory flushed. Errors of the storage are left to the callers, which know what the file was for.
 """
 
 import os

@@ -15,7 +15,7 @@
 
 Each error says what happened, where, and what to do. A command prints `str(error)` and exits with 2;
 it never shows a traceback for any of these. Bad *records* of a batch are not errors but values:
-see `ramify.content.events.events.Rejected`.
+see `ramify.content.events.events.RejectedRecord`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -131,8 +131,8 @@ class PlanError(InputError):
 class PlacementError(InputError):
     """Users that were not placed within the brokers' capacities.
 
-    `missing` is how much capacity they lack, in the unit of the demand, `users` who they are. `proven`
-    says that no placement exists; otherwise an algorithm gave up, and another may find one.
+    `users` names them. `missing` is the capacity that they lack, in the unit of the demand. `proven` says
+    that no placement exists; otherwise an algorithm gave up, and another may find one.
     """
 
     def __init__(self, reason: str, *, missing: float, users: Iterable[str], proven: bool) -> None:

@@ -99,7 +99,7 @@ def test_filter_says_what_held_with_the_actual_value() -> None:
 def test_filter_without_an_event_is_checked() -> None:
     code, out, _ = run("filter", '[["a", "b"], ["c"]]', "--spelling", "keywords")
     assert code == 0
-    assert "valid: 2 box(es) over keywords" in out
+    assert "valid: 2 boxes over keywords" in out
 
 
 def test_overlay_is_written_and_read_back(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_sub_prints_its_events_and_goes_on_at_its_position(behind: Behind, tmp_p
     assert json.loads((tmp_path / "position").read_text()) == {"after": 0, "rows": 2}
     out, said = behind.told("sub", *mine, "--count", "2")
     assert [json.loads(line)["id"] for line in out] == ["c", "d"]
-    assert "1 events for other subscriptions" in said
+    assert "left out: 1 event for other subscriptions" in said
     assert json.loads((tmp_path / "position").read_text()) == {"after": 3, "rows": 0}
     assert [request.op for request in at.asked] == ["subscribe", "subscribe"]
     behind.run(at.deliver(["alice/other"], "y"))

@@ -178,7 +178,7 @@ def test_bad_rows_of_the_log_are_listed_and_the_exit_code_tells() -> None:
     code, out, err = run("plan", *LOG, "--attachments", str(EXAMPLES / "attachments.json"), *QUICK)
     assert code == 1
     assert out.startswith("Saves")
-    assert "not used: 1 of 5 events in 1 file, 1 of 6 subscriptions; the rest was" in err
+    assert "not used: 1 of 5 events in 1 file, 1 of 6 subscriptions; the rest was used" in err
 
 
 def test_events_of_unknown_publishers_are_counted() -> None:
@@ -234,7 +234,7 @@ def test_the_demo_plans_and_shows_the_way_of_an_event(tmp_path: Path) -> None:
     assert code == 0
     assert "41 cloud regions" in out
     assert "Saves $" in out
-    assert "The way of one event" in out
+    assert "The route of one event" in out
     assert "headers included" in out
 
 

@@ -66,7 +66,7 @@ def test_a_grid_is_the_product_of_its_axes_with_the_seed_varying_fastest() -> No
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"a": []}, "'a'"),
         ({"a": "xy"}, "'a'"),
-        ({"seed": [1]}, "no axis"),
+        ({"seed": [1]}, "not an axis"),
         ({"seeds": 0}, "at least one"),
     ]
     for axes, what in wrong:

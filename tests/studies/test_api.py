@@ -149,7 +149,7 @@ def test_an_event_is_explained_as_a_dict_a_text_or_with_its_publisher(spark: obj
     assert first == second != []
     assert one.to_frame()["cost"].sum() == pytest.approx(one.cost)
     assert "2 subscriptions match" in repr(one)
-    with pytest.raises(ramify.InputError, match="names no publisher"):
+    with pytest.raises(ramify.InputError, match="has no publisher"):
         ramify.explain(plan, {"x": 1})
     with pytest.raises(ramify.OverlayError, match="nobody"):
         ramify.explain(plan, {"x": 1}, at="nobody")

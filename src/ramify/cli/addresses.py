@@ -15,5 +15,5 @@ def server_url(text: str) -> str:
     except ValueError:
         good = False
     if not good:
-        raise InputError(f"{text!r} is no server: give nats://host:port, or tls://host:port")
+        raise InputError(f"{text!r} is not the URL of a server: give nats://host:port, or tls://host:port")
     return text

@@ -36,8 +36,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     ),
     "explain": CommandEntry(
         "explain",
-        "Say what a plan does with one event: who gets it and why, which links "
-        "it crosses, what that costs.",
+        "Say what a plan does with one event: its receivers and why, the links it crosses, the cost.",
     ),
     "tables": CommandEntry(
         "pipeline",
@@ -47,9 +46,9 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "pipeline",
         "Write the events of a built-in workload, with its subscriptions, attachments and overlay.",
     ),
-    "spark": CommandEntry("spark", "Keep a local Spark running, which later commands join by themselves."),
+    "spark": CommandEntry("spark", "Keep a local Spark running; later commands join it by themselves."),
     "match": CommandEntry(
-        "content", "Match a log of events against subscriptions, and count who gets what."
+        "content", "Match a log of events against subscriptions, and count the matches of each."
     ),
     "filter": CommandEntry(
         "filters", "Check a filter; with an event, explain predicate by predicate why it matches or not."
@@ -61,15 +60,14 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "list": CommandEntry("content", "List the overlays, workloads and schemes that have a name."),
     "matches": CommandEntry(
         "matches",
-        "Make matches over the trees of a plan, without a coordinator: what is "
-        "stored and sent, and who meets.",
+        "Simulate matchmaking over the trees of a plan: the matches, what is stored, what is sent.",
     ),
     "up": CommandEntry(
         "overlay", "Run a whole overlay on this machine until Ctrl-C: servers, brokers, a coordinator."
     ),
     "broker": CommandEntry("overlay", "Run one or more brokers until Ctrl-C."),
     "coordinator": CommandEntry(
-        "overlay", "Run a coordinator until Ctrl-C: it leads, or stands by for the one that does."
+        "overlay", "Run a coordinator until Ctrl-C: it leads, or stands by for the leader."
     ),
     "keys": CommandEntry(
         "overlay",
@@ -77,25 +75,24 @@ COMMANDS: Mapping[str, CommandEntry] = {
     ),
     "status": CommandEntry(
         "status",
-        "Say what runs: the leader, plans, every broker's epoch, traffic and lag, latest decisions.",
+        "Show what runs: the leader, plans, every broker's epoch, traffic and lag, latest decisions.",
     ),
     "rules": CommandEntry(
         "rules", "Show the rules and weights of a running overlay, or change them while it runs."
     ),
     "pub": CommandEntry(
         "messages",
-        "Publish events, each accepted durably before the next are read. Bad lines are named and skipped.",
+        "Publish events. Each batch is stored before the next is read; bad lines are named and skipped.",
     ),
     "sub": CommandEntry(
         "messages",
-        "Print one event a line until Ctrl-C: a CloudEvent as such, another as "
-        "the JSON that was published.",
+        "Print one event a line until Ctrl-C: a CloudEvent as such, other events as published.",
     ),
     "move": CommandEntry(
         "move", "Move a client to another broker while events flow: nothing is lost or doubled."
     ),
     "demo": CommandEntry(
-        "demo", "The whole story: a day's events planned over 41 cloud regions, run live, and re-planned."
+        "demo", "Tell the whole story: plan a day's events over 41 cloud regions, run them live, re-plan."
     ),
 }
 """Every command by name, in the order of `--help`; modules are those of `ramify.cli`."""

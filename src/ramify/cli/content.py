@@ -51,7 +51,7 @@ def match(
     time_unit: TimeUnitOption = TimeUnit.NONE,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Match a log of events against subscriptions, and count who gets what."""
+    """Match a log of events against subscriptions, and count the matches of each."""
     mapping = field_mapping(id_field, publisher_field, time_field, time_unit)
     tally = EventLog(read_events(events, mapping=mapping))
     listed = read_subscriptions(subscriptions, tally.schema)
@@ -99,7 +99,9 @@ def overlay(
 @friendly
 def workload(
     spec: Annotated[str, typer.Argument(help="Such as demo, majumder:x=2, kyra:zipf:interest=10.")],
-    on: Annotated[str, typer.Option("--overlay", help="The overlay it lives on.")] = "cloud-regions",
+    on: Annotated[
+        str, typer.Option("--overlay", help="The overlay that its clients attach to.")
+    ] = "cloud-regions",
     seed: Annotated[int, typer.Option(help="Seed.")] = 1,
 ) -> None:
     """Generate a built-in workload and show its realised averages beside the paper's."""
@@ -128,7 +130,7 @@ def list_() -> None:
     table = Table("scheme", "what it is")
     for name, scheme in all_schemes().items():
         table.add_row(name, scheme.summary)
-    table.add_row("auto", "all of them; the cheapest that keeps every rule is chosen")
+    table.add_row("auto", "all of them: the cheapest plan that keeps every rule is chosen")
     out.print(table)
 
 
@@ -147,7 +149,7 @@ class _Counts:
         say(
             f"{self.events:,} events against {len(self.by_subscription):,} filters "
             f"in {self.seconds:.2f} s: {self.matches:,} matches, {mean:.2f} an event; "
-            f"without a match: {self.unmatched:,}"
+            f"{self.unmatched:,} without a match"
         )
 
 

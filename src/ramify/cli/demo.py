@@ -85,7 +85,7 @@ def demo(
     directory: Annotated[Path, typer.Option("--dir", help="Where the live overlay lives.")] = _DIRECTORY,
     live: Annotated[bool, typer.Option(help="Run the live part.")] = True,
 ) -> None:
-    """The whole story: a day's events planned over 41 cloud regions, run live, and re-planned."""
+    """Tell the whole story: plan a day's events over 41 cloud regions, run them live, re-plan."""
     overlay = overlay_from("cloud-regions")
     workload = workload_from(f"demo:events={events}", overlay, seed)
     if write == _PLAN or directory == _DIRECTORY:
@@ -100,10 +100,10 @@ def _plan_the_day(overlay: Overlay, workload: Workload, events: int, seed: int, 
     say(
         f"A shop in {len(overlay)} cloud regions: {workload.event_count:,} events, "
         f"{len(workload.subscriptions)} subscriptions, list prices per GB in each direction.\n"
-        "Today every region mirrors everything. What would it cost to send events only where wanted?\n"
+        "Today every region mirrors everything. What if events go only where they are wanted?\n"
     )
     plan_command(workload=f"demo:events={events}", write=write, seed=seed)
-    say("\nThe way of one event on the new plan:\n")
+    say("\nThe route of one event on the new plan:\n")
     made = read_plan(write)
     batch = next(workload.batches())
     ways = (explain_row(made, batch, row) for row in range(min(batch.num_rows, 200)))
@@ -177,7 +177,7 @@ class _Story:
             store = await Store.connect(self._directory.viewer(machine.control_url))
             tasks += await self._connect(machine)
             clients = len(self._clients)
-            say(f"All route, {clients} clients are connected ({time.monotonic() - began:.0f} s).")
+            say(f"All brokers route, {clients} clients are connected ({time.monotonic() - began:.0f} s).")
             await self._tell(store)
         finally:
             await end_tasks(tasks)
@@ -194,8 +194,8 @@ class _Story:
     async def _tell(self, store: Store) -> None:
         old = self._plan
         say(
-            f"They route by {old.scheme}, the cheapest for the day of schemes whose trees brokers hold "
-            f"({len(old.channels)} here).\nexplicit writes its way into each event: no trees to adapt."
+            f"They route by {old.scheme} ({len(old.channels)} trees), the cheapest for the day of schemes "
+            "whose trees brokers hold.\nexplicit writes its route into each event: no trees to adapt."
         )
         first = await self._replay(store, self._day, old, old, "day")
         say(f"\nThe day: {first.events:,} events, replayed in {first.seconds:.0f} s.")
@@ -254,7 +254,9 @@ class _Story:
         if not path.exists() or not any(path.iterdir()):
             return
         if not (path / "first-plan.json").exists():
-            raise InputError("holds something else than a demo: give another directory", path=str(path))
+            raise InputError(
+                "the directory holds something other than a demo: give another one", path=str(path)
+            )
         # refused while a demo or `ramify up` runs from here
         self._directory.lock().close()
         shutil.rmtree(path)

@@ -12,6 +12,7 @@ __all__ = ["HalfLifeOption", "duration_s", "half_life_of"]
 HalfLifeOption = Annotated[
     str | None,
     typer.Option(
-        help="Plan for recent events: one this much older counts half, such as 1h. Prices do not."
+        help="Plan for recent events: one that is this much older counts half, such as 1h. "
+        "Prices count all events alike."
     ),
 ]

@@ -23,7 +23,7 @@ def explain_event(
     publisher_field: PublisherField = "publisher",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say what a plan does with one event: who gets it and why, which links it crosses, what that costs."""
+    """Say what a plan does with one event: its receivers and why, the links it crosses, the cost."""
     found = explain(plan_file, event, at=at, publisher_field=publisher_field)
     if as_json:
         print(dumps(found.figures(), allow_nan=False))

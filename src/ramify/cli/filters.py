@@ -26,7 +26,8 @@ def filter_(
     """Check a filter; with an event, explain predicate by predicate why it matches or not."""
     parsed = _parse(text, spelling)
     if event is None:
-        say(f"valid: {len(parsed.boxes)} box(es) over {', '.join(sorted(parsed.paths)) or 'no attribute'}")
+        boxes = "1 box" if len(parsed.boxes) == 1 else f"{len(parsed.boxes)} boxes"
+        say(f"valid: {boxes} over {', '.join(sorted(parsed.paths)) or 'no attribute'}")
         say(f"key {parsed.key.hex()}")
         return
     from ramify.cli.inputs import one_event

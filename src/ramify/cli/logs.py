@@ -42,16 +42,18 @@ EventsOption = Annotated[
 SubscriptionsOption = Annotated[Path | None, typer.Option(help="Subscriptions, JSON lines.")]
 AttachmentsOption = Annotated[Path | None, typer.Option(help="JSON object: publishing client -> broker.")]
 SchemaOption = Annotated[
-    Path | None, typer.Option(help="JSON object: attribute -> type; else it is inferred.")
+    Path | None, typer.Option(help="JSON object: attribute -> type. [default: inferred]")
 ]
 SparkOption = Annotated[
     str,
     typer.Option(
-        help="Where Spark runs: auto joins `ramify spark start`'s or starts one, local[*] starts one, "
-        "spark://host:port, sc://host:port, yarn, k8s://...; none counts in this process."
+        help="Where Spark runs. auto joins the Spark of `ramify spark start`, or starts one; local[*] "
+        "starts one; or spark://host:port, sc://host:port, yarn, k8s://... none counts without Spark."
     ),
 ]
-KeepOption = Annotated[float, typer.Option(help="Share of the log to look at, by a hash of event ids.")]
+KeepOption = Annotated[
+    float, typer.Option(help="Read this share of the log, chosen by a hash of event ids.")
+]
 
 Fields = tuple[str, str, str, TimeUnit]
 
@@ -106,7 +108,7 @@ def busy(log: Log, as_json: bool) -> Iterator[None]:
 
 
 def _joined(where: str) -> None:
-    err.print(f"joined the Spark that runs at {where}", markup=False, highlight=False, soft_wrap=True)
+    err.print(f"joined the running Spark at {where}", markup=False, highlight=False, soft_wrap=True)
 
 
 def tell_and_exit(rejects: Rejects, as_json: bool) -> None:

@@ -19,21 +19,22 @@ _BAD_SHOWN = 20
 @friendly
 def matches(
     plan_file: Annotated[
-        Path, typer.Argument(metavar="PLAN", help="A plan file; its channels have trees.")
+        Path, typer.Argument(metavar="PLAN", help="A plan file whose channels have trees.")
     ],
     advertisements: Annotated[
         Path | None,
-        typer.Option(help="JSON lines as of subscriptions: what clients say that they publish."),
+        typer.Option(help="What clients publish: JSON lines in the form of subscriptions."),
     ] = None,
     workload: Annotated[
-        str | None, typer.Option(help="Or those of a built-in workload, such as matchmaker.")
+        str | None,
+        typer.Option(help="Or take the advertisements of a built-in workload, such as matchmaker."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the workload, and of the order that packets come in.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the workload, and of the order of packets.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Make matches over the trees of a plan, without a coordinator: what is stored and sent, and who meets.
+    """Simulate matchmaking over the trees of a plan: the matches, what is stored, what is sent.
 
-    The protocol of brokers that run with `ramify up --matchmaking` is simulated until all is quiet.
+    The protocol is that of brokers under `ramify up --matchmaking`. It runs until all is quiet.
     """
     found = make_matches(plan_file, advertisements=advertisements, workload=workload, seed=seed)
     for row in found.rejected[:_BAD_SHOWN]:

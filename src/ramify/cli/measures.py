@@ -19,8 +19,8 @@ _NARROW = 16
 """Beside nine figures, in eighty characters."""
 
 _LEGEND = (
-    "storage: parts of subscriptions per broker, and the share of all that it knows;\n"
-    "matched: brokers that match an event on its tree, where one filtered tree has it;\n"
+    "storage: parts of subscriptions per broker, and their share of all;\n"
+    "matched: brokers that match an event, for schemes with one filtered tree an event;\n"
     "node, link: messages per 1,000 events, mean and largest; NRU: latency of all\n"
     "crossings over that of ideal multicast"
 )

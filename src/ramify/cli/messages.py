@@ -66,16 +66,16 @@ def pub(
     give_up: Annotated[float, typer.Option(help="Seconds to wait for an acknowledgement.")] = 60.0,
     advertise: Annotated[
         list[str] | None,
-        typer.Option(help="Say first that the client publishes what this filter (SQL) holds for."),
+        typer.Option(help="First advertise that the client publishes what this filter (SQL) accepts."),
     ] = None,
 ) -> None:
-    """Publish events, each accepted durably before the next are read. Bad lines are named and skipped."""
+    """Publish events. Each batch is stored before the next is read; bad lines are named and skipped."""
     where = _where(client, url, key, directory, tls_context(tls_ca, tls_cert, tls_key))
     mapping = field_mapping(id_field, "publisher", time_field, time_unit)
     parts = _read(source, mapping)
     done = asyncio.run(_publish(client, where, parts, mapping, give_up, advertise or []))
     accepted, before, bad = done
-    told = [f"published {accepted:,} events"]
+    told = [f"published {accepted:,} event{'' if accepted == 1 else 's'}"]
     if before:
         told.append(f"{before:,} of them were accepted before and are not delivered again")
     if bad:
@@ -98,24 +98,28 @@ def sub(
     sql: Annotated[str | None, typer.Option(help="The filter as SQL.")] = None,
     pattern: Annotated[str | None, typer.Option(help="The filter as a JSON pattern.")] = None,
     keywords: Annotated[
-        str | None, typer.Option(help="Words, any of which is wanted, apart by commas; or a JSON list.")
+        str | None, typer.Option(help="Words separated by commas, any of which matches; or a JSON list.")
     ] = None,
     id: Annotated[
-        str | None, typer.Option(help="Keep the subscription under this id; else it ends with the command.")
+        str | None,
+        typer.Option(
+            help="Keep the subscription under this id. Without it the subscription ends with the command."
+        ),
     ] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="End after so many events.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="End after this many events.")] = None,
     position_file: Annotated[
-        Path | None, typer.Option(help="Go on after the position in this file, and keep it there.")
+        Path | None,
+        typer.Option(help="Go on after the position in this file, and store the position there."),
     ] = None,
     latency_ms: Annotated[
-        float | None, typer.Option(help="How late events may come, where the plan bounds that.")
+        float | None, typer.Option(help="How late events may come, if the plan bounds latency.")
     ] = None,
 ) -> None:
-    """Print one event a line until Ctrl-C: a CloudEvent as such, another as the JSON that was published.
+    """Print one event a line until Ctrl-C: a CloudEvent as such, other events as published.
 
-    Without a filter: all that comes for the client.
+    Without a filter it prints all events that come for the client.
 
-    What was printed last may be printed again by the next command, unless it has a position file.
+    The next command may print the last events again, unless there is a position file.
     """
     where = _where(client, url, key, directory, tls_context(tls_ca, tls_cert, tls_key))
     wanted = _filter(sql, pattern, keywords)
@@ -259,7 +263,7 @@ class _Position(msgspec.Struct):
         except FileNotFoundError:
             found = cls()
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"this is no position: {error}", path=str(path)) from None
+            raise InputError(f"the file does not hold a position: {error}", path=str(path)) from None
         found.path = str(path)
         return found
 
@@ -304,7 +308,8 @@ async def _print_events(
             if own is not None and id is None:
                 await _leave(client, own)
     if skipped:
-        err.print(f"{skipped:,} events for other subscriptions of {name} came and were left out")
+        events = "1 event" if skipped == 1 else f"{skipped:,} events"
+        err.print(f"left out: {events} for other subscriptions of {name}")
 
 
 async def _leave(client: Client, id: str) -> None:

@@ -31,21 +31,26 @@ _MOVE_LIMIT_S = 10.0
 @app.command()
 @friendly
 def move(
-    client: Annotated[str | None, typer.Argument(help="The client that is to move.")] = None,
-    broker: Annotated[str | None, typer.Argument(help="The broker that it is to move to.")] = None,
+    client: Annotated[str | None, typer.Argument(help="The client to move.")] = None,
+    broker: Annotated[str | None, typer.Argument(help="The broker to move it to.")] = None,
     directory: DirOption = Path("ramify-data"),
     suggest: Annotated[
-        bool, typer.Option("--suggest", help="Say which moves the samples suggest.")
+        bool, typer.Option("--suggest", help="Show the moves that the samples suggest.")
     ] = False,
-    apply: Annotated[bool, typer.Option("--apply", help="With --suggest: offer them too.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="With --suggest: also offer the moves.")] = False,
     access: Annotated[
         Path | None, typer.Option(help="With --suggest: CSV of client, broker, price of access links.")
     ] = None,
     rounds: Annotated[
-        int, typer.Option(help="With --suggest: in each, every broker moves one client.", min=1)
+        int,
+        typer.Option(
+            help="With --suggest: how many rounds; in each, every broker moves one client.", min=1
+        ),
     ] = 1,
-    window: Annotated[float, typer.Option(help="With --suggest: seconds of samples.", min=1)] = 600.0,
-    reason: Annotated[str, typer.Option(help="What the client is told.")] = "",
+    window: Annotated[
+        float, typer.Option(help="With --suggest: look at the samples of the last so many seconds.", min=1)
+    ] = 600.0,
+    reason: Annotated[str, typer.Option(help="The reason that the client is told.")] = "",
     ttl: Annotated[
         float, typer.Option(help="Seconds that the old broker redirects the client by itself.", min=1)
     ] = 600.0,
@@ -62,11 +67,12 @@ def move(
     running = files.running()
     if running is not None and running.matchmaking:
         raise InputError(
-            "brokers that make matches cannot move clients: that takes a coordinator", path=str(files.path)
+            "an overlay with matchmaking cannot move clients: moves need a coordinator",
+            path=str(files.path),
         )
     if running is None:
         raise InputError(
-            "no overlay with a coordinator runs from here: start it with `ramify up --movable`",
+            "no overlay with a coordinator runs from this directory: start one with `ramify up --movable`",
             path=str(files.path),
         )
     asking = _Asking(files, files.viewer(running.control_url), reason, ttl, answer_within, as_json)
@@ -113,12 +119,12 @@ class _Asking:
         attached = self.files.clients()
         if client not in attached:
             raise InputError(
-                f"no client {client!r} here: name one of {', '.join(sorted(attached)[:5])}, ..."
+                f"this overlay has no client {client!r}: name one of {', '.join(sorted(attached)[:5])}, ..."
             )
         if not self.files.movable and attached[client] != broker:
             raise InputError(
                 f"the server of {broker!r} does not admit client {client!r}: run `ramify keys --movable` "
-                "or `ramify up --movable`, which let every server admit every client",
+                "or `ramify up --movable` to let every server admit every client",
                 path=str(self.files.path),
             )
         wish = await request_move(

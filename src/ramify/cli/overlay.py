@@ -35,27 +35,35 @@ __all__: list[str] = []
 _START_LIMIT_S = 180.0
 
 ClientsOption = Annotated[
-    list[str] | None, typer.Option("--client", help="NAME@BROKER: a client to let in; several times.")
+    list[str] | None, typer.Option("--client", help="A client to let in, NAME@BROKER. Repeat it for more.")
 ]
 MovableOption = Annotated[
     bool,
-    typer.Option("--movable", help="Let every server admit every client: see `ramify move`. It stays so."),
+    typer.Option("--movable", help="Let every server admit every client, for `ramify move`. It stays so."),
 ]
-SchemesOption = Annotated[str, typer.Option(help="Schemes that re-plans may choose from, apart by spaces.")]
+SchemesOption = Annotated[
+    str, typer.Option(help="Schemes that re-plans may choose from, separated by spaces.")
+]
 PeriodOption = Annotated[
-    float, typer.Option("--replan-every", help="Seconds between two weighings of plans; 0: never.", min=0)
+    float, typer.Option("--replan-every", help="Weigh new plans every so many seconds; 0 is never.", min=0)
 ]
 ThresholdOption = Annotated[
-    float, typer.Option(help="Share of the cost that a new plan must save.", min=0, max=1)
+    float, typer.Option(help="Install a plan that saves more than this share of the cost.", min=0, max=1)
 ]
-WindowOption = Annotated[float, typer.Option(help="Seconds of samples that plans are made for.", min=1)]
-LeastOption = Annotated[int, typer.Option(help="Sampled events that must be there to plan for.", min=1)]
+WindowOption = Annotated[
+    float, typer.Option(help="Plan for the samples of the last so many seconds.", min=1)
+]
+LeastOption = Annotated[
+    int, typer.Option(help="Weigh plans only on this many sampled events or more.", min=1)
+]
 SampleOption = Annotated[
     float, typer.Option(help="Share of published events that is sampled.", min=0, max=1)
 ]
 RulesOption = Annotated[
     Path | None,
-    typer.Option(help="JSON: capacities, quotas, residency that every plan must keep; see `ramify rules`."),
+    typer.Option(
+        help="JSON: capacities, quotas, residency. Every plan must keep them; see `ramify rules`."
+    ),
 ]
 FilterWeight = Annotated[
     float | None, typer.Option("--per-filter", help="Money a month for a stored filter.", min=0)
@@ -74,7 +82,8 @@ _FIRST_SCHEME = "explicit"
 @friendly
 def broker(
     config: Annotated[
-        list[Path], typer.Option("--config", help="Settings (TOML); several share a process.")
+        list[Path],
+        typer.Option("--config", help="Settings (TOML). Repeat it to run several brokers in one process."),
     ],
     metrics_port: Annotated[
         int | None, typer.Option(help="Serve Prometheus figures on this port; 0 picks one.")
@@ -98,17 +107,17 @@ def coordinator(
     control: Annotated[str, typer.Option(help="The control server, nats://host:port.")],
     key: Annotated[Path, typer.Option(help="The seed file of this coordinator.")],
     name: Annotated[
-        str, typer.Option(help="Among coordinators that stand by for each other.")
+        str, typer.Option(help="Tells coordinators apart that stand by for each other.")
     ] = "coordinator",
     overlay: Annotated[
         str | None, typer.Option(help="The overlay, for a first start without --plan.")
     ] = None,
     plan: Annotated[Path | None, typer.Option(help="The plan to begin with.")] = None,
     replace_plan: Annotated[
-        bool, typer.Option(help="Install --plan although the store has another.")
+        bool, typer.Option(help="Install --plan even if the store has another plan.")
     ] = False,
     replace_once: Annotated[str, typer.Option(hidden=True)] = "",
-    scheme: Annotated[str, typer.Option(help="What makes the plan when --plan is not given.")] = "explicit",
+    scheme: Annotated[str, typer.Option(help="Scheme of the first plan, without --plan.")] = "explicit",
     samples: Annotated[Path | None, typer.Option(help="Land samples here, as Parquet files.")] = None,
     replan_every: PeriodOption = 0.0,
     schemes: SchemesOption = _REPLAN_SCHEMES,
@@ -124,10 +133,12 @@ def coordinator(
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
-    metrics_port: Annotated[int | None, typer.Option(help="As for brokers.")] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Serve Prometheus figures on this port; 0 picks one.")
+    ] = None,
     announce: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Run a coordinator until Ctrl-C: it leads, or stands by for the one that does."""
+    """Run a coordinator until Ctrl-C: it leads, or stands by for the leader."""
     from ramify.cli.coordinator_process import CoordinatorOptions, run_coordinator
     from ramify.overlay.live.wire.security import ControlRole, read_seed
     from ramify.overlay.live.wire.streams import Endpoint
@@ -179,24 +190,24 @@ def up(
     ] = None,
     plan: Annotated[
         Path | None,
-        typer.Option(help="The plan to run, see `ramify plan --out`; it replaces one of the directory."),
+        typer.Option(help="The plan to run, from `ramify plan --out`. It replaces the directory's plan."),
     ] = None,
     scheme: Annotated[
         str | None,
-        typer.Option(help="What makes the first plan of a new directory. [default: explicit]"),
+        typer.Option(help="Scheme of the first plan of a new directory. [default: explicit]"),
     ] = None,
     matchmaking: Annotated[
         str | None,
         typer.Option(
-            help="Without coordinators and plans: brokers make matches over `shared` or `per-source` "
-            "trees. [default: as the directory was run before]"
+            help="Run without coordinator and plans: brokers make matches over `shared` or `per-source` "
+            "trees. [default: as in the directory's last run]"
         ),
     ] = None,
     client: ClientsOption = None,
     movable: MovableOption = False,
-    processes: Annotated[int, typer.Option(help="Processes that the brokers share.", min=1)] = 2,
+    processes: Annotated[int, typer.Option(help="How many processes the brokers share.", min=1)] = 2,
     coordinators: Annotated[
-        int, typer.Option(help="Coordinators: one leads, the others stand by.", min=1, max=9)
+        int, typer.Option(help="How many coordinators: one leads, the others stand by.", min=1, max=9)
     ] = 1,
     sample: SampleOption = 0.03,
     replan_every: PeriodOption = 0.0,
@@ -285,12 +296,12 @@ class _Asked:
         runs = f"epoch {epoch}, plan {head.scheme}"
         if self.file is not None:
             if granted != self.wish:
-                return f"{runs}; the plan of {self.file} is not installed: the coordinator's log says why"
-            return f"{runs} of {self.file}" + ("" if epoch == 1 else ", for what the directory had before")
+                return f"{runs}; {self.file} is not installed, and the coordinator's log says why"
+            return f"{runs} of {self.file}" + ("" if epoch == 1 else "; it replaces the directory's plan")
         if self.scheme is not None and scheme_from(self.scheme)[0] != head.scheme:
             return (
-                f"{runs}; the directory had it, so --scheme {self.scheme} does not count: "
-                "to change the plan, give --plan"
+                f"{runs}, from the directory; --scheme {self.scheme} is only for new directories. "
+                "To change the plan, give --plan"
             )
         return runs
 
@@ -300,7 +311,7 @@ def _overlay_of(files: "Directory", named: str | None, plan: "Plan | None") -> O
     if plan is not None:
         if named is not None and overlay_from(named) != plan.overlay:
             raise InputError(
-                f"--plan is made for {plan.overlay.name}, which is not --overlay {named}: leave one out"
+                f"--plan is made for {plan.overlay.name}, not for --overlay {named}: leave one of them out"
             )
         return plan.overlay
     if named is None and (files.path / "overlay.json").exists():
@@ -315,7 +326,7 @@ def _check_matchmaking(trees: str, others: Sequence[str]) -> None:
         raise InputError(f"--matchmaking {trees[:40]!r}: give {' or '.join(TREES)}")
     if others:
         raise InputError(
-            f"{', '.join(others)} with --matchmaking: brokers that make matches have no plans. "
+            f"{', '.join(others)} cannot go with --matchmaking: matchmaking has no plans. "
             "Leave one of them out"
         )
 
@@ -347,9 +358,7 @@ async def _run(machine: "Machine", asked: _Asked | None) -> None:
     took = time.monotonic() - began
     if asked is None:
         say(f"all brokers route after {took:.1f} s")
-        say(
-            f"matches over {machine.config.matchmaking} trees, no coordinator: who publishes must advertise"
-        )
+        say(f"matches over {machine.config.matchmaking} trees, no coordinator: publishers must advertise")
     else:
         say(f"all brokers route after {took:.1f} s; control at {running.control_url}")
         say(await _told_plan(machine, view, asked))
@@ -357,7 +366,7 @@ async def _run(machine: "Machine", asked: _Asked | None) -> None:
     example = names[0] if names else "alice"
     if not names:
         say(f"let a client in:   ramify keys --dir {path} --client alice@{overlay.brokers[0]}")
-    say(f"what it does:      ramify status --dir {path}")
+    say(f"look at it:        ramify status --dir {path}")
     say(f"subscribe:         ramify sub --dir {path} --client {example} --sql \"type = 'order.created'\"")
     said = "" if asked is not None else " --advertise \"type = 'order.created'\""
     say(f"publish:           ramify pub --dir {path} --client {example}{said} events.ndjson")
@@ -419,7 +428,7 @@ def keys(
     client: ClientsOption = None,
     coordinator: Annotated[
         list[str] | None,
-        typer.Option("--coordinator", help="NAME of a coordinator that stands by; several times."),
+        typer.Option("--coordinator", help="NAME of a standby coordinator. Repeat it for more."),
     ] = None,
     movable: MovableOption = False,
 ) -> None:
@@ -456,7 +465,7 @@ def keys(
     for name in coordinator or []:
         say(f"coordinator {name}: key {ring.path(ControlRole(name))}")
     if files.running() is not None:
-        say("the overlay that runs from here lets them in within a second")
+        say("the running overlay lets them in within a second")
 
 
 # ------------------------------------------------------------------------------------------------ parts
@@ -505,7 +514,7 @@ def _attached(clients: Sequence[str], overlay: Overlay) -> dict[str, str]:
         if not at or not name or where not in overlay.index:
             some = ", ".join(overlay.brokers[:3])
             raise InputError(
-                f"--client {text!r}: give NAME@BROKER with a broker of {overlay.name} ({some}, ...)"
+                f"--client {text!r} is not NAME@BROKER with a broker of {overlay.name} ({some}, ...)"
             )
         found[name] = where
     return found
@@ -525,4 +534,4 @@ def check_schemes(first: str, others: str) -> None:
     for spec in (first, *others.split()):
         scheme_from(spec)
     if not others.split():
-        raise InputError("--schemes names none: choose some of `ramify list`")
+        raise InputError("--schemes is empty: choose some of `ramify list`")

@@ -51,7 +51,7 @@ def price(
     ] = 1.0,
     keep: KeepOption = 1.0,
     hours: Annotated[
-        float | None, typer.Option(help="Time that the log spans; else from the events' times.")
+        float | None, typer.Option(help="Time that the log spans. [default: by the events' times]")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the workload, and of --keep.", min=0)] = 1,
     id_field: IdField = "id",
@@ -96,8 +96,10 @@ def _show_price(found: LogPrice) -> None:
 def generate(
     spec: Annotated[str, typer.Argument(help="A workload, such as demo:events=1000000 or majumder:x=2.")],
     write: Annotated[str, typer.Option("--out", help="Directory or URL to write to.")],
-    on: Annotated[str, typer.Option("--overlay", help="The overlay it lives on.")] = "cloud-regions",
-    form: Annotated[LogForm, typer.Option(help="What the events are written as.")] = "parquet",
+    on: Annotated[
+        str, typer.Option("--overlay", help="The overlay that its clients attach to.")
+    ] = "cloud-regions",
+    form: Annotated[LogForm, typer.Option(help="Form of the event files.")] = "parquet",
     files: Annotated[int | None, typer.Option(help="How many files of events.", min=1)] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace what is there.")] = False,
     seed: Annotated[int, typer.Option(help="Seed.", min=0)] = 1,
@@ -113,7 +115,7 @@ def generate(
         return
     say(f"{done.events:,} events in {done.files:,} files, {done.bytes / 1e6:,.1f} MB, under {write}")
     say(
-        f"plan for them: ramify plan --overlay {write}/overlay.json --events {write}/events "
+        f"to plan for them: ramify plan --overlay {write}/overlay.json --events {write}/events "
         f"--subscriptions {write}/subscriptions.jsonl --attachments {write}/attachments.json"
     )
 
@@ -130,13 +132,16 @@ def tables(
     keep: KeepOption = 1.0,
     pane: Annotated[float, typer.Option(help="Width of a pane of time in seconds.", min=0.001)] = 300.0,
     half_life: Annotated[
-        str | None, typer.Option(help="Half-life of selectivity, such as 1h; none counts all alike.")
+        str | None,
+        typer.Option(help="Half-life of selectivity, such as 1h. Without it all events count alike."),
     ] = None,
     jaccard: Annotated[
-        float, typer.Option(help="Least overlap (Jaccard) of two classes to keep.", min=0, max=1)
+        float,
+        typer.Option(help="Keep pairs of classes with at least this overlap (Jaccard).", min=0, max=1),
     ] = 0.1,
     axes: Annotated[
-        list[str] | None, typer.Option("--axis", help="Attribute to make content-space histograms of.")
+        list[str] | None,
+        typer.Option("--axis", help="Attribute for content-space histograms. Repeat it for more."),
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace tables that are there.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the workload, the split and --keep.", min=0)] = 1,
@@ -181,4 +186,4 @@ def _show_tables(found: LogTables) -> None:
     out.print(shown)
     say(f"written to {found.under}")
     if found.recall is not None:
-        say(f"overlap is sketched: {100 * found.recall:.1f} % of its pairs were found, by a sample")
+        say(f"overlap is sketched: {100 * found.recall:.1f} % of its pairs were found, judged on a sample")

@@ -54,35 +54,39 @@ def plan(
     subscriptions: SubscriptionsOption = None,
     attachments: AttachmentsOption = None,
     schemes: Annotated[
-        str | None, typer.Option(help="Schemes to try, apart by spaces; see `ramify list`.")
+        str | None,
+        typer.Option(help="Schemes to try, separated by spaces; see `ramify list`. [default: all]"),
     ] = None,
     today: Annotated[
         str, typer.Option(help="What you run now: mirror-all, hub=<site>, another scheme, or a plan file.")
     ] = "mirror-all",
     rules: Annotated[Path | None, typer.Option(help="JSON: capacities, quotas, residency.")] = None,
     place: Annotated[
-        str | None, typer.Option(help=f"Attach clients first: {', '.join(ALGORITHMS)}.")
+        str | None, typer.Option(help=f"First choose where clients attach, by {', '.join(ALGORITHMS)}.")
     ] = None,
     access: Annotated[
         Path | None, typer.Option(help="With --place: CSV of client, broker, price of access links.")
     ] = None,
     capacity: Annotated[
-        Path | None, typer.Option(help="With --place: CSV of broker, mb_per_s that its clients may take.")
+        Path | None,
+        typer.Option(help="With --place: CSV of broker, mb_per_s that its clients may publish and get."),
     ] = None,
     write: Annotated[Path | None, typer.Option("--out", help="Write the chosen plan here.")] = None,
     tables: Annotated[
         str | None, typer.Option(help="Write the demand and quarantine tables (Parquet) here.")
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Budget of each scheme that takes one.", min=0.1)] = 20.0,
+    seconds: Annotated[
+        float, typer.Option(help="Time budget of each scheme that takes one.", min=0.1)
+    ] = 20.0,
     overlap: Annotated[
         Path | None,
-        typer.Option(help="Tables that SemCast builds hierarchies by, see `ramify tables --out`."),
+        typer.Option(help="Tables for SemCast's hierarchies, from `ramify tables --out`."),
     ] = None,
     half_life: HalfLifeOption = None,
     sample: Annotated[float, typer.Option(help="Share of all events that the log holds.")] = 1.0,
     keep: KeepOption = 1.0,
     hours: Annotated[
-        float | None, typer.Option(help="Time that the log spans; else from the events' times.")
+        float | None, typer.Option(help="Time that the log spans. [default: by the events' times]")
     ] = None,
     per_filter: Annotated[float, typer.Option(help="Money a month for a stored filter.", min=0)] = 0.0,
     per_matching: Annotated[float, typer.Option(help="Money for a million matchings.", min=0)] = 0.0,
@@ -140,7 +144,7 @@ def plan(
         if show_measures:
             out.print(measure_table(row.row for row in found.rows))
     if found.best is None:
-        raise PlanError("no plan keeps every rule; none was written:", found.discarded())
+        raise PlanError("no plan keeps every rule, so none was written:", found.discarded())
     if write is not None and found.best.plan is not None:
         found.best.plan.save(write)
         if not as_json:
@@ -150,7 +154,7 @@ def plan(
 
 def _placement_lines(made: PlacedStudy) -> str:
     told = [
-        f"placement {made.placement.how}: {made.moved} of {len(made.placement.broker)} clients move; "
+        f"placement {made.placement.how} moves {made.moved} of {len(made.placement.broker)} clients; "
         f"access links cost {made.access:.6g} on the training window, {made.access_before:.6g} before",
         f"  with a tree for every group between brokers {made.total:.6g}, {made.total_before:.6g} before"
         + ("" if made.bound is None else f"; no placement costs less than {made.bound:.6g}"),
@@ -213,10 +217,10 @@ def _bar(as_json: bool) -> Iterator[Report]:
 def _show(found: Findings, half_life: str | None = None) -> None:
     out.print(Text(found.headline, style="bold"), soft_wrap=True)
     if half_life is not None:
-        say(f"Planned for recent events (half-life {half_life}); prices are of all events.")
+        say(f"Schemes plan for recent events (half-life {half_life}); prices count all events.")
     say(found.windows_line)
     if found.study.held_back and found.study.problem.overlap is not None:
-        say("SemCast's hierarchies are made of the tables of --overlap, and those of all their events.")
+        say("SemCast's hierarchies are from the tables of --overlap, which count unseen events too.")
     out.print(_table(found))
     for reason in found.discarded():
         err.print(f"discarded: {reason}", markup=False, highlight=False, soft_wrap=True)

@@ -31,21 +31,21 @@ _RULES_LIMIT_S = 15.0
 def rules(
     directory: DirOption = Path("ramify-data"),
     set_file: Annotated[
-        Path | None, typer.Option("--set", help="Every plan must keep the rules of this file from now on.")
+        Path | None, typer.Option("--set", help="From now on every plan must keep the rules of this file.")
     ] = None,
-    clear: Annotated[bool, typer.Option("--clear", help="Ask nothing of plans any more.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Drop all rules and weights.")] = False,
     per_filter: FilterWeight = None,
     per_matching: MatchingWeight = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show the rules and weights of a running overlay, or change them while it runs."""
     if clear and (set_file is not None or per_filter is not None or per_matching is not None):
-        raise InputError("--clear goes with no other rule or weight: leave one of them out")
+        raise InputError("--clear cannot go with --set or weights: leave one of them out")
     files = directory_at(directory)
     running = files.running()
     if running is None or running.matchmaking:
-        why = "nothing runs from here: start it with `ramify up`"
-        reason = why if running is None else "brokers that make matches have no plans, and so no rules"
+        why = "no overlay runs from this directory: start it with `ramify up`"
+        reason = why if running is None else "an overlay with matchmaking has no plans, and so no rules"
         raise InputError(reason, path=str(files.path))
     endpoint = files.viewer(running.control_url)
     try:
@@ -90,7 +90,7 @@ async def _done(
             wanted = _weighted(wanted, per_filter, per_matching)
             wish = "" if record is None else record.wish
             made = wanted.record(1 if record is None else record.revision + 1, wish, time.time())
-            # another who changes them at the same time is not overwritten unseen
+            # a change that another user makes at the same time is not overwritten unseen
             await store.put(RULES, encode(made), 0 if found is None else found[1])
             return made
         finally:

@@ -20,7 +20,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 @spark.command()
 @friendly
 def start(
-    slots: Annotated[int | None, typer.Option(min=1, help="Tasks at a time; else one a core.")] = None,
+    slots: Annotated[int | None, typer.Option(min=1, help="Tasks at a time. [default: one a core]")] = None,
     memory: Annotated[str | None, typer.Option(help="Heap of its JVM, such as 2g.")] = None,
 ) -> None:
     """Start a local Spark that stays until `ramify spark stop`; later commands join it by themselves."""
@@ -43,7 +43,7 @@ def stop() -> None:
 @spark.command()
 @friendly
 def status(as_json: AsJson = False) -> None:
-    """Say whether a Spark runs that commands would join."""
+    """Show the Spark that commands would join, if one runs."""
     from ramify.pipeline.session import warm
 
     running = warm.found()
@@ -52,7 +52,7 @@ def status(as_json: AsJson = False) -> None:
         shown.pop("token", None)
         print(json.dumps({"runs": running is not None, **shown}))
     elif running is None:
-        say("no Spark runs; `ramify spark start` begins one")
+        say("no Spark runs; `ramify spark start` starts one")
     else:
         say(f"Spark runs at {running.where} (pid {running.pid}), {running.slots} tasks at a time")
         if running.mismatch is not None:

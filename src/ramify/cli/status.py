@@ -35,10 +35,10 @@ def status(
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
-    watch: Annotated[bool, typer.Option(help="Show it anew every two seconds, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option(help="Show it again every two seconds, until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say what runs: the leader, plans, every broker's epoch, traffic and lag, latest decisions."""
+    """Show what runs: the leader, plans, every broker's epoch, traffic and lag, latest decisions."""
     from ramify.cli.status_text import show
     from ramify.overlay.live.host.overview import looking, looking_here
     from ramify.overlay.live.wire.security import ControlRole, read_seed
@@ -53,7 +53,9 @@ def status(
         files = directory_at(directory)
         running = files.running()
         if running is None:
-            raise InputError("nothing runs from here: start it with `ramify up`", path=str(files.path))
+            raise InputError(
+                "no overlay runs from this directory: start it with `ramify up`", path=str(files.path)
+            )
         url, place = running.control_url, looking_here(files, running, noted)
     else:
         if key is None:
@@ -69,7 +71,7 @@ def status(
         why = failed[-1] if failed and failed[-1] else "no answer"
         raise LiveError(
             f"cannot connect to the control server at {url} within {_LOOK_LIMIT_S:g} s: {why}. "
-            "Is it running, and is the key one that it knows?"
+            "Is it running, and does it know the key?"
         ) from None
     if as_json:
         print(msgspec.json.encode(view).decode())

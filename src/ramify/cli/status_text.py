@@ -17,9 +17,9 @@ __all__ = ["rule_lines", "show", "table"]
 
 _COLUMNS = ("broker", "state", "epoch", "in", "routed", "sent", "MB", "handed", "bad", "again", "lag")
 _LEGEND = (
-    "in: events published here; routed: with those from neighbours; sent: over links,\n"
-    "MB of payload; handed: to subscriptions; bad: rejected; again: redelivered and\n"
-    "dropped; lag: messages that wait"
+    "in: events published here; routed: those and events from neighbours; sent: over\n"
+    "links, MB of payload; handed: to subscriptions; bad: rejected; again: redelivered\n"
+    "and dropped; lag: waiting messages"
 )
 _STYLES = {"routing": "", "catching up": "yellow", "lost": "red"}
 _SHORTEST = 9
@@ -54,7 +54,7 @@ def _first_line(view: Overview) -> str:
             f"no coordinator: matches over {view.matchmaking} trees; {view.clients} clients, "
             f"{stored:,} descriptors stored, {channels:,} entries of data channels"
         )
-    leader = view.leader or "nobody: plans and subscriptions stay as they are until a coordinator runs"
+    leader = view.leader or "none: plans and subscriptions stay as they are until a coordinator runs"
     return f"leader {leader}; {view.clients} clients"
 
 

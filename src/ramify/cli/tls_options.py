@@ -12,7 +12,7 @@ __all__ = ["TlsCa", "TlsCert", "TlsKey", "tls_context"]
 
 TlsCa = Annotated[
     Path | None,
-    typer.Option(help="Connect by TLS: PEM file of who signed the server's certificate."),
+    typer.Option(help="Connect by TLS: PEM file of the authority that signed the server's certificate."),
 ]
 TlsCert = Annotated[
     Path | None, typer.Option(help="Our certificate (PEM), for servers that verify clients.")

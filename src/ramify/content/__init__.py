@@ -1,1 +1,1 @@
-"""What is said and who wants it: events, filters and the matcher. Knows nothing of networks."""
+"""Content: events, filters and the matcher. Knows nothing of networks."""

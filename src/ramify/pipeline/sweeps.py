@@ -87,9 +87,7 @@ def grid(*, seeds: int = 1, first_seed: int = 0, **axes: Sequence[Any]) -> list[
         When an axis is no list of values, is empty, or is called `seed`.
     """
     if "seed" in axes:
-        raise InputError(
-            "the seed is no axis: say how many with seeds, and where they begin with first_seed"
-        )
+        raise InputError("the seed is not an axis: seeds is how many, first_seed is where they begin")
     if seeds < 1:
         raise InputError(f"seeds = {seeds!r}: a trial has at least one seed")
     for name, values in axes.items():
@@ -197,7 +195,7 @@ def _plain(value: Any) -> Any:
         return value.item()
     if isinstance(value, np.ndarray):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} is no type of JSON")
+    raise TypeError(f"{type(value).__name__} is not a JSON type")
 
 
 def _name(experiment: Experiment) -> str:

@@ -43,7 +43,7 @@ def duration_s(text: str) -> float:
     found = _DURATION.fullmatch(text.strip())
     seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
     if not seconds > 0:
-        raise InputError(f"{text!r} is no duration above 0. Write 90s, 15m, 1h or 2d.")
+        raise InputError(f"{text!r} is not a duration above 0. Write 90s, 15m, 1h or 2d.")
     return seconds
 
 

@@ -27,7 +27,7 @@ _REASON_WIDTH = 60
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Candidate:
-    """What one scheme came to. Prices are None, and so is the plan, where it could not make one.
+    """The result of one scheme. If it could not make a plan, the plan and its prices are None.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class Candidate:
 
     @property
     def price(self) -> Price | None:
-        """What the plan does with events that nobody has planned or chosen with."""
+        """What the plan does with events that were used neither to plan nor to choose."""
         return self.row.test
 
     @property
@@ -103,7 +103,7 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Findings:
-    """What schemes came to on a log; `print` it for the table, or take `best.plan`.
+    """The result of comparing schemes on a log; `print` it for the table, or take `best.plan`.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ class Findings:
 
     @cached_property
     def rows(self) -> tuple[Candidate, ...]:
-        """A candidate per scheme, what is run today among them, the cheapest by the choice first."""
+        """A candidate per scheme, with what is run today; the cheapest by the choice first."""
         return tuple(Candidate(row, self.comparison.today) for row in self.comparison.everything)
 
     @property
@@ -172,9 +172,7 @@ class Findings:
         verb, more = ("Saves", "") if share >= 0 else ("Costs", " more on unseen events")
         percent = f"{100 * abs(share):.1f} %"
         if saving is None:
-            return (
-                f"{verb} {percent}{more} {against} (The log spans no time: hours, or --hours, scales it.)"
-            )
+            return f"{verb} {percent}{more} {against} (Give hours, or --hours, for money a month.)"
         return f"{verb} {_amount(abs(saving))} a month ({percent}){more} {against}"
 
     @property
@@ -183,7 +181,7 @@ class Findings:
         study = self.study
         if not study.held_back:
             only = several(study.events, "event")
-            return f"Only {only}: too few to hold any back; figures are of what was planned on."
+            return f"Only {only}: too few to hold any back, so figures are of the events planned on."
         return (
             f"{study.events:,} events: planned on {study.problem.demand.events:,}, chosen on "
             f"{study.validation.events:,}, reported on {study.test.events:,} that neither has seen."
@@ -225,7 +223,7 @@ class Findings:
         wire_bytes           bytes that crossed links, headers included
         channels             trees, or other ways that events are sent by
         filters_mean         filters stored at a broker, mean
-        broken               rules that it breaks, apart by semicolons
+        broken               rules that it breaks, separated by semicolons
         reason               why there is no plan
         plan_seconds         time that planning took
         """

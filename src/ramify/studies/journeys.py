@@ -1,4 +1,4 @@
-"""The way of one event through a plan: who gets it and why, which links it crosses, what that costs.
+"""The way of one event through a plan: its receivers and why, the links it crosses, the cost.
 
 Owns `explain` and `EventJourney`. The way itself is the simulator's; the reasons are those of filters.
 """
@@ -42,7 +42,7 @@ _COLUMNS = ("at_ms", "from", "to", "by", "bytes", "price_per_gb", "cost")
 def explain(
     plan: AnyPlan, event: AnyEvent, *, at: str | None = None, publisher_field: str | None = "publisher"
 ) -> "EventJourney":
-    """What a plan does with one event: who gets it and why, which links it crosses, what that costs.
+    """What a plan does with one event: its receivers and why, the links it crosses, the cost.
 
     `at` is the broker where it is published; without it, the broker of the event's publisher. Raises
     `InputError` for an event that cannot be read or names no known place.
@@ -71,9 +71,7 @@ def explain_row(plan: Plan, batch: pa.RecordBatch, row: int, at: str | None = No
     one = batch.slice(row, 1)
     (event,) = batch_to_events(one)
     if at is None and event.publisher is None:
-        raise InputError(
-            "the event names no publisher. Name the broker where it is published: at, or --at."
-        )
+        raise InputError("the event has no publisher. Name the broker where it is published: at, or --at.")
     origin = plan.origin_of(at if at is not None else str(event.publisher))
     simulator = Simulator(plan)
     cell, classes = simulator.pattern_of(one)
@@ -121,9 +119,10 @@ class EventJourney:
     @property
     def headline(self) -> str:
         """One sentence: where it was published, and how many get it over how many links."""
+        match = "matches" if len(self.matches) == 1 else "match"
         return (
             f"Event {self.event.id}, {self.event.size_bytes:,} bytes, published at "
-            f"{self.publisher_broker}: {several(len(self.matches), 'subscription')} match, "
+            f"{self.publisher_broker}: {several(len(self.matches), 'subscription')} {match}, "
             f"{several(len(self.steps), 'link')} crossed."
         )
 

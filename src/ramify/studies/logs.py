@@ -1,4 +1,4 @@
-"""Logs: where events are, who wants them, and what of them could not be used.
+"""Logs: where events are, the subscriptions to them, and what could not be used.
 
 Owns `read_log` and `Log`, and the step from them to a source of the pipeline. A log is described first and
 read when something asks for its events; what was wrong in it is then in `Log.rejected`.
@@ -76,8 +76,8 @@ def read_log(
 ) -> "Log":
     """A log of events, with the subscriptions to them.
 
-    Nothing is read yet but the small files: the events are read where they are counted (`study`, `price`,
-    `simulate`), or when `Log.rejected` is asked for.
+    Only the small files are read now. The events are read when they are counted (`study`, `price`,
+    `simulate`), or when you look at `Log.rejected`.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def read_log(
     seed             of the workload
     spark            where events are counted, unless the use case names another place
 
-    Raises `InputError` for a file that is not there or has another form. Rows that cannot be used are no
+    Raises `InputError` for a missing file or a file of another form. Rows that cannot be used are not
     errors: see `Log.rejected`.
 
     >>> import ramify
@@ -106,7 +106,7 @@ def read_log(
     {'no_id': 1}
     >>> log
     Log of examples/events.ndjson on cloud-regions (41 brokers): 5 events in 1 file, 6 subscriptions
-    not used: 1 of 5 events in 1 file, 1 of 6 subscriptions; the rest was
+    not used: 1 of 5 events in 1 file, 1 of 6 subscriptions; the rest was used
     """
     graph = as_overlay(overlay)
     mapping = field_mapping(id_field, publisher_field, time_field, time_unit)
@@ -125,7 +125,7 @@ def read_log(
 
 @dataclass(frozen=True, slots=True)
 class OpenLog:
-    """A log that can be counted: its source, the classes of its subscriptions, who is where.
+    """A log that can be counted: its source, the classes of its subscriptions, attachments.
 
     `listed` are the subscriptions as they were read, `misplaced` attachments that cannot be used, `notes`
     what may be a slip though nothing is lost.
@@ -362,7 +362,7 @@ class _EventObjects:
         if self._path is None:
             if not sees_local_files(session):
                 raise InputError(
-                    "events in memory can be counted by a local Spark alone. Write them to a file that the "
+                    "only a local Spark can count events in memory. Write them to a file that the "
                     "cluster can read, and give its path."
                 )
             folder = tempfile.mkdtemp(prefix="ramify-log-")
@@ -436,7 +436,7 @@ def _plain(value: Any) -> Any:
         return value.isoformat()
     if hasattr(value, "item"):  # a scalar of numpy
         return value.item()
-    raise TypeError(f"{value!r} is no JSON value")
+    raise TypeError(f"{value!r} is not a JSON value")
 
 
 def _table(events: Any) -> Any:
@@ -465,9 +465,9 @@ def _asked_beyond(listed: Subscriptions, types: Mapping[str, Any]) -> dict[str, 
 
 def _notes(listed: Subscriptions, types: Mapping[str, Any], conflicts: Sequence[Any]) -> Iterable[str]:
     for path, id_ in _asked_beyond(listed, types).items():
-        yield f"no event has the field {path!r}, which subscription {id_} asks for"
+        yield f"subscription {id_} asks for the field {path!r}, but no event has it"
     for conflict in conflicts[:ROWS_SHOWN]:
         yield (
             f"field {conflict.attribute!r} is {conflict.used} in most of the log but {conflict.other} in "
-            f"{conflict.file}: such rows are not used. A schema can decide."
+            f"{conflict.file}. Rows of the other type are not used. A schema decides the type."
         )

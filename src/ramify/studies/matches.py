@@ -1,4 +1,4 @@
-"""Matches over a plan's trees, without a coordinator: what brokers store and send, and who meets.
+"""Matches over a plan's trees, without a coordinator: the matches, what brokers store, what they send.
 
 Owns `make_matches` and what it gives back. The protocol is `overlay.matchmaking`'s; it is simulated here
 until all is quiet.

@@ -124,8 +124,8 @@ class LogPrice:
         month = self.money_per_month
         cost = f"${self.price.money:,.6f} for them" if month is None else f"${month:,.2f} a month"
         return (
-            f"{self.plan.scheme} on {several(self.events, 'event')}: {cost}, {self.gap:.3f} of what "
-            "no plan can beat."
+            f"{self.plan.scheme} on {several(self.events, 'event')}: {cost}, {self.gap:.3f} times "
+            "what no plan can beat."
         )
 
     def figures(self) -> dict[str, Any]:
@@ -247,9 +247,7 @@ def _opened(plan: Plan, log: Log, spark: Spark | None, what: str) -> Iterator[tu
     from ramify.pipeline.session.failures import doing
 
     if not isinstance(log, Log):
-        raise InputError(
-            f"a plan is put to use on a log, not on {type(log).__name__}. Make one with read_log."
-        )
+        raise InputError(f"this needs a log, not {type(log).__name__}. Make one with read_log.")
     with session_of(log.spark if spark is None else spark) as session, doing(what):
         yield session, log.open_for(session, plan)
 

@@ -146,7 +146,7 @@ class Rejects:
             more = len(self.unknown) - _PUBLISHERS_SHOWN
             names += f" and {more:,} more" if more > 0 else ""
             yield (
-                f"no broker is known for the publishers {names}. "
+                f"these publishers have no known broker: {names}. "
                 "Attach them to brokers, or name another publisher field."
             )
 
@@ -170,7 +170,7 @@ class Rejects:
             ),
             *([several(len(lost), "attachment")] if lost else []),
         ]
-        return f"not used: {', '.join(parts)}; the rest was"
+        return f"not used: {', '.join(parts)}; the rest was used"
 
     def figures(self) -> dict[str, Any]:
         """The counts, as plain numbers for JSON."""

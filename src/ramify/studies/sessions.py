@@ -84,6 +84,8 @@ def engine_of(spark: Spark, *, brief: bool = False) -> Iterator[Any]:
 def session_of(spark: Spark) -> Iterator[Any]:
     """As `engine_of`, for work that only Spark does: `InputError` for `none`."""
     if spark == _NONE:
-        raise InputError("spark none only counts a log for a plan; this work is Spark's. Name local[*].")
+        raise InputError(
+            "spark none can only count a log for a plan. This work needs Spark: use auto or local[*]."
+        )
     with engine_of(spark) as session:
         yield session

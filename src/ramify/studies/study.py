@@ -50,7 +50,7 @@ from ramify.studies.text_tables import html_lines
 __all__ = ["LogStudy", "Schemes", "study"]
 
 Schemes: TypeAlias = str | Sequence[str] | None
-"""Specs of schemes, in a list or in one text apart by spaces; None is all that are built in."""
+"""Specs of schemes, in a list or in one text separated by spaces; None is all built-in schemes."""
 
 TODAY = "mirror-all"
 
@@ -82,10 +82,10 @@ def study(
     hours            the time that the log spans, where the events' own times do not tell
     sample           the share of all published events that the log holds
     keep             the share of the log to look at, by a hash of event ids
-    half_life        plan for recent events: one this much older counts half (`1h`, or seconds). Prices
-                     stay those of all events
-    place            attach clients first, by one of the placement algorithms; `access` (prices by client
-                     and broker) and `capacity` (10^6 bytes a second by broker) are for it
+    half_life        plan for recent events: one that is this much older counts half (`1h`, or seconds).
+                     Prices count all events alike
+    place            a placement algorithm: first choose where clients attach. `access` (prices by client
+                     and broker) and `capacity` (10^6 bytes a second by broker) belong to it
     overlap          a directory that `write_tables` wrote: SemCast builds its hierarchies by it
     schemes, today   what `LogStudy.compare` will be asked, where that is known. Schemes that divide the
                      content space (kyra, mbr, zhao-wu) need events counted by cell: named here, the log is
@@ -94,7 +94,7 @@ def study(
     seed             of the split, and of what schemes draw
     spark            where to count; that of the log unless given
 
-    Raises `InputError` for what cannot be studied, a log without any usable event among it.
+    Raises `InputError` for what cannot be studied, such as a log without any usable event.
 
     >>> import ramify
     >>> log = ramify.read_log("examples/events.ndjson", subscriptions="examples/subscriptions.jsonl",
@@ -102,7 +102,7 @@ def study(
     >>> study = ramify.study(log, rules="examples/rules.json", hours=24)
     >>> study
     Study of 4 events and 5 subscriptions on cloud-regions (41 brokers): nothing is held back, 24 hours
-    not used: 1 of 5 events in 1 file, 1 of 6 subscriptions; the rest was
+    not used: 1 of 5 events in 1 file, 1 of 6 subscriptions; the rest was used
     >>> found = study.compare(["mst", "explicit"], today="hub=aws-eu-central-1")
     >>> found.best.name
     'explicit'
@@ -188,9 +188,9 @@ class LogStudy:
 
         Parameters
         ----------
-        schemes         specs such as `mult` or `portfolio:trees=8`; all that are built in unless given
+        schemes         specs such as `mult` or `portfolio:trees=8`; by default all built-in schemes
         today           what you run now: a spec, a `Plan`, or a plan file
-        seconds         the budget of each scheme that takes one
+        seconds         the time budget of each scheme that takes one
         per_filter      money a month for a filter that a broker stores, counted in the choice
         per_matching    money for a million matchings
         progress        called with the share that is done and what is being done
@@ -335,7 +335,7 @@ class _PlacementSettings:
             raise InputError(f"no placement algorithm {place!r}. Use one of: {', '.join(ALGORITHMS)}.")
         if isinstance(today, Plan) or Path(today).is_file():
             raise InputError(
-                "a placement moves clients, and a plan is for where they are. Name a scheme for today."
+                "a placement moves clients, and a plan fits only where they are. Name a scheme for today."
             )
         prices = read_access(Path(access)) if isinstance(access, str | os.PathLike) else access
         room = read_capacity(Path(capacity)) if isinstance(capacity, str | os.PathLike) else capacity
@@ -381,13 +381,16 @@ def _check_overlap(under: AnyPath | None, place: str | None, schemes: tuple[str,
         return
     if place is not None:
         raise InputError(
-            "a placement (--place) moves clients, and the tables of overlap are for where they are."
+            "a placement (--place) moves clients, and overlap tables fit only where they are now. "
+            "Leave one out."
         )
     if schemes and not any(spec == "auto" or scheme_from(spec)[1].overlap for spec in schemes):
         going = [name for name, scheme in SCHEMES.items() if scheme.overlap]
-        raise InputError(f"no scheme that is asked for goes by overlap. Name one of: {', '.join(going)}.")
+        raise InputError(f"none of the schemes uses overlap tables. Name one of: {', '.join(going)}.")
     if not (Path(under) / "overlap").is_dir():
-        raise InputError("there is no table 'overlap' here; see `ramify tables --out`", path=str(under))
+        raise InputError(
+            "this directory has no table 'overlap'; `ramify tables --out` writes it", path=str(under)
+        )
 
 
 def _wanted_grid(schemes: tuple[str, ...] | None, today: str, classes: Any, placing: bool) -> Grid | None:

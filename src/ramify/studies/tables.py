@@ -85,7 +85,7 @@ def write_tables(
     split = Split(SHARES, keep, seed)
     if "://" not in out and not overwrite and any(Path(out).glob("*")):
         raise InputError(
-            "there are files here already; name an empty directory, or --overwrite them", path=out
+            "the directory is not empty: name an empty one, or --overwrite its tables", path=out
         )
     with session_of(log.spark if spark is None else spark) as session, doing("writing the tables"):
         opened = log.open(session)

@@ -1,4 +1,4 @@
-"""A workload: who subscribes to what, who is attached where, and the events, any range of them on demand.
+"""A workload: subscriptions, attachments, and events, any range of them on demand.
 
 Owns advertisements, the random streams, and the assembly of event batches. The models
 themselves are one module each.
@@ -65,7 +65,7 @@ class AdvertisementRow:
 
 
 class DrawnEvents(NamedTuple):
-    """The random part of a block: who published each event (an index), and a column per attribute.
+    """The random part of a block: the publisher of each event (an index), and a column per attribute.
 
     Without `size_bytes`, every event has the size that the parameters say.
     """

@@ -201,7 +201,7 @@ def test_a_file_that_was_cut_off_is_refused(
 def test_foreign_and_missing_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "zip").write_bytes(b"PK\3\4" + bytes(200))
     (tmp_path / "empty").write_bytes(b"")
-    with pytest.raises(InputError, match="zip: this is no compiled matcher"):
+    with pytest.raises(InputError, match="zip: this is not a compiled matcher"):
         open_matcher(tmp_path / "zip")
     for name in ("empty", "missing"):
         with pytest.raises(InputError, match=f"{name}: the matcher cannot be read"):

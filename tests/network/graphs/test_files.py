@@ -266,7 +266,7 @@ def test_a_directed_graphml_prices_each_way(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line", "reason"),
     [
-        ('target="n3"', 'target="n9"', 21, "node 'n9', which is not there"),
+        ('target="n3"', 'target="n9"', 21, "node 'n9', but there is no such node"),
         ('id="n3"', 'id="2"', 17, "node id '2' is missing or given twice"),
         ("51.51", "north", 11, "latitude is 'north'"),
         ("51.51", "99", 11, "latitude 99"),

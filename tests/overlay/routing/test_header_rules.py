@@ -192,7 +192,7 @@ def test_a_rule_says_what_is_wrong() -> None:
     _, plan, (sender, to, header) = _example()
     rules = HeaderRules(RoutingPlan(plan), to)
     rules.check(plan.overlay.brokers[sender], header)
-    with pytest.raises(InputError, match="channel 4000 is not there"):
+    with pytest.raises(InputError, match="channel 4000 does not exist"):
         rules.check(
             plan.overlay.brokers[sender],
             Header(**{**_fields(header), "channels": (4000,)}),  # type: ignore[arg-type]

@@ -206,7 +206,7 @@ def test_a_plan_by_half_life_and_tables(
     stored = read_overlap(tables, classes, half_life_s=HALF_LIFE_S).overlap
     np.testing.assert_array_equal(late.overlap.dense(), stored.dense())
     code, out, _ = run(*asked[:-1], "--half-life", "0.5s")
-    assert "Planned for recent events (half-life 0.5s); prices are of all events." in out
+    assert "Schemes plan for recent events (half-life 0.5s); prices count all events." in out
 
 
 def test_a_plan_says_what_is_wrong_with_half_life_and_tables(tables: Path, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_plan_says_what_is_wrong_with_half_life_and_tables(tables: Path, tmp_p
         (("--half-life", "0s"), "half-life '0s'"),
         (("--overlap", str(tmp_path)), "no table 'overlap'"),
         (("--overlap", str(tables), "--place", "greedy"), "a placement (--place) moves clients"),
-        (("--overlap", str(tables), "--schemes", "mst hub"), "no scheme"),
+        (("--overlap", str(tables), "--schemes", "mst hub"), "uses overlap tables"),
         (("--overlap", str(tables), "--seed", "4"), "other subscriptions"),
         (("--overlap", str(tables), "--half-life", "1h"), "3600 s"),
     ):

@@ -109,7 +109,7 @@ def test_started_joined_and_stopped(runtime: Path) -> None:
         assert told["runs"]
         assert "token" not in told
         joined = ramify("plan", *files)
-        assert f"joined the Spark that runs at {told['url']}" in joined.stderr
+        assert f"joined the running Spark at {told['url']}" in joined.stderr
         alone = ramify("plan", *files, "--spark", "none")
         assert "joined" not in alone.stderr
         mine, theirs = json.loads(alone.stdout), json.loads(joined.stdout)

@@ -97,7 +97,7 @@ def test_a_subscription_that_comes_is_told_with_its_channel() -> None:
     assert found == PlanDiff(
         channels_changed=(ChannelDiff("g1", joined=("s9",)),), subscriptions_added=("s9",)
     )
-    assert str(found) == "1 subscription added: s9\nchannel g1: +1 subscriptions"
+    assert str(found) == "1 subscription added: s9\nchannel g1: +1 subscription"
 
 
 def test_a_subscription_that_goes_is_told_with_its_channel() -> None:
@@ -110,7 +110,7 @@ def test_a_subscription_that_goes_is_told_with_its_channel() -> None:
 def test_tree_links_are_told_by_name_in_order() -> None:
     found = diff(made(), made(trees=(OTHER_WAY, OTHER_WAY)))
     assert found.channels_changed == (ChannelDiff("g0", (("a", "c"),), (("a", "b"),)),)
-    assert str(found) == "channel g0: +1 tree links, -1 tree links"
+    assert str(found) == "channel g0: +1 tree link, -1 tree link"
 
 
 def test_a_class_that_moves_between_channels_is_told_once_with_its_subscriptions() -> None:

@@ -106,7 +106,7 @@ def test_many_class_ids_are_put_together_by_threads() -> None:
 
 @pytest.mark.parametrize("raw", [b"", b"x" * 500, b"ARROW1\0\0" * 40])
 def test_other_bytes_are_refused(raw: bytes) -> None:
-    with pytest.raises(InputError, match="no packed patterns"):
+    with pytest.raises(InputError, match="not packed patterns"):
         PatternArrays.joined([raw])
 
 

@@ -150,5 +150,5 @@ def test_faults_are_named() -> None:
     nameless = replace(problem.demand, client=np.full(len(problem.demand), -1, dtype=np.int32))
     with pytest.raises(InputError, match="by client"):
         placement_problem(replace(problem, demand=nameless))
-    with pytest.raises(InputError, match="who published"):
+    with pytest.raises(InputError, match="publishing clients"):
         placed(replace(problem, demand=nameless), {"p": "b"})

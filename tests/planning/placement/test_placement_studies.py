@@ -204,7 +204,7 @@ def test_clients_pay_for_what_they_send_and_get_once_and_not_for_their_own() -> 
     prices = {"c0": 1.0, "c1": 10.0, "c2": 100.0, "nobody": 5.0}
     assert access_cost(prices, classes, demand) == 600 + 10 * (200 + 100 + 300) + 100 * 300
     assert access_cost({}, classes, demand) == 0
-    with pytest.raises(InputError, match="who published"):
+    with pytest.raises(InputError, match="publishing clients"):
         access_cost(prices, classes, replace(demand, client=np.full(len(demand), -1, np.int32)))
 
 

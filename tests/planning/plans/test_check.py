@@ -191,7 +191,7 @@ FAULTS: dict[str, tuple[Callable[[], Plan], str]] = {
     "a path of one broker": (changed(paths={(1, 1): (1,)}), "does not lead from 1 to 1"),
     "a path in a circle": (changed(paths={(1, 3): (1, 2, 1, 2, 3)}), "visits a broker twice"),
     "a path out of this world": (changed(paths={(1, 3): (1, 7, 3)}), "visits a broker outside 0..3"),
-    "a path across no link": (changed(paths={(0, 2): (0, 2)}), "crosses v0 - v2, which is no link"),
+    "a path across no link": (changed(paths={(0, 2): (0, 2)}), "crosses v0 - v2, which is not a link"),
     "regions without a grid": (changed(regions=HALVES, grid=None), "regions but no grid"),
     "a region outside the grid": (changed(regions=(ints(3, 4),)), "region 0 has cells outside 0..3"),
     "a region of negative cells": (changed(regions=(ints(-1, 0),)), "region 0 has cells outside 0..3"),

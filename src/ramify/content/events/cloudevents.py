@@ -238,7 +238,7 @@ def _envelope(event: Event) -> dict[str, Any]:
     for name in ("source", "type"):
         value = event.attributes.get(name)
         if not isinstance(value, str) or not value:
-            raise InputError(f"event {event.id!r} has no {name}, so it is no CloudEvent; wrap it as one")
+            raise InputError(f"event {event.id!r} has no {name}, so it is not a CloudEvent; wrap it as one")
         context[name] = value
     if event.publisher not in (None, context["source"]):
         context["publisher"] = event.publisher

@@ -443,7 +443,9 @@ class _Columns:
             moments = pa.array(np.rint(ticks).astype(np.int64), mask=~present)
             column = moments.cast(_TIMESTAMP)
         self._reject(
-            bad, RejectReason.BAD_TIME, f"{mapping.time!r} is no RFC 3339 time and no number with a unit"
+            bad,
+            RejectReason.BAD_TIME,
+            f"{mapping.time!r} is neither an RFC 3339 time nor a number with a unit",
         )
         return column
 

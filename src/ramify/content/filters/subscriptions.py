@@ -1,4 +1,4 @@
-"""Subscriptions: who wants what, where, and the JSON-lines file that lists them.
+"""Subscriptions: filter, client and broker, and the JSON-lines file that lists them.
 
 One line is one subscription:
 

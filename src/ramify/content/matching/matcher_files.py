@@ -148,7 +148,7 @@ def _description(content: NDArray[np.uint8]) -> tuple[dict[str, Any], int]:
     start = len(_MARK) + _HEAD.size
     head = content[:start].tobytes()
     if head[: len(_MARK)] != _MARK or len(head) < start:
-        raise InputError("this is no compiled matcher")
+        raise InputError("this is not a compiled matcher")
     version, length, checksum = _HEAD.unpack_from(head, len(_MARK))
     if version != FORMAT:
         raise InputError(

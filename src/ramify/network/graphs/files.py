@@ -323,7 +323,7 @@ def _read_graphml(content: bytes, name: str) -> Overlay:
         if a is None or b is None:
             missing = edge.attributes.get("source" if a is None else "target")
             raise OverlayError(
-                f"an edge ends at node {missing!r}, which is not there. Add it.", line=edge.line
+                f"an edge ends at node {missing!r}, but there is no such node. Add it.", line=edge.line
             )
         link = _graphml_link(a, b, edge, draft.brokers)
         if (a, b) in taken or (b, a) in taken:

@@ -114,7 +114,7 @@ def fit_types(part: Part, schema: EventSchema) -> Part:
         elif kind is AttributeType.STRING and wanted is AttributeType.TIMESTAMP:
             column, bad = parse_timestamps(values)
             part.reject(
-                _marked(batch.num_rows, bad), RejectReason.WRONG_TYPE, f"{path!r} is no RFC 3339 time"
+                _marked(batch.num_rows, bad), RejectReason.WRONG_TYPE, f"{path!r} is not an RFC 3339 time"
             )
         else:
             part.reject(

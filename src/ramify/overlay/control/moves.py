@@ -1,6 +1,6 @@
 """Clients move to another broker while events flow: section V of Zhao and Wu. Pure.
 
-Owns the phases of a move, who does what in each, and how the numbers of deliveries go on from one lane to
+Owns the phases of a move, the tasks in each, and how the numbers of deliveries go on from one lane to
 the next. A move takes the paper's calls in this order; each is written down before the next begins.
 
     offered      request_to_move: the home broker hands the offer to the client
@@ -225,7 +225,7 @@ def lanes_after(lanes: Sequence[Lane], move: Move) -> list[Lane]:
 
 
 def lanes_left(lanes: Sequence[Lane], move: str) -> list[Lane]:
-    """The lanes without the part that a move ended and those before: who has read it has read them."""
+    """The lanes without the part that a move ended and those before: a reader of it has read them."""
     read = [i for i, lane in enumerate(lanes) if lane.move == move]
     return list(lanes[read[-1] + 1 :] if read else lanes)
 

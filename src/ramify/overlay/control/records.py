@@ -337,7 +337,7 @@ def decode(data: bytes, type_: type[_T]) -> _T:
     try:
         return msgspec.json.decode(data, type=type_)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"this is no {type_.__name__.lower()}: {error}") from None
+        raise InputError(f"this is not a {type_.__name__.lower()}: {error}") from None
 
 
 def subscription_of(

@@ -370,7 +370,7 @@ class Book:
     ) -> "Book":
         """The book that a store holds. `read` gives the value of a key that the state refers to.
 
-        Call `revise` next: the one who wrote it may have stopped between records and plans.
+        Call `revise` next: its writer may have stopped between records and plans.
         """
         made = cls(decode_overlay(read(OVERLAY)), fresh)
         for value in clients:

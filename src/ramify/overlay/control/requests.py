@@ -188,7 +188,7 @@ def _list(record: ClientRecord, passed: ForwardedRequest, rules: RequestLimits) 
 
 def _resume(record: ClientRecord, passed: ForwardedRequest, rules: RequestLimits) -> RequestOutcome:
     counting, woken = _counting(record)
-    # all of them: who asks again must wait as the first time
+    # all of them: a second request must wait as the first one did
     return RequestOutcome(counting, tuple(woken or record.subscriptions))
 
 

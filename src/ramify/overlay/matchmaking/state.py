@@ -97,7 +97,7 @@ class MatchState(msgspec.Struct):
 
     advertised: dict[str, int] = {}
     below: dict[str, dict[str, SubscriberBelow]] = {}
-    """By subscriber: who is at or below in the tree. A tree is active here while there is anyone."""
+    """The subscribers at or below in the tree. A tree is active here while there are any."""
     routes: dict[str, dict[str, str]] = {}
     """By subscriber: the neighbour it is over in the tree. Kept when it leaves: trees do not change."""
     turn: dict[str, int] = {}

@@ -71,7 +71,7 @@ _SIZE_BYTES = 8
 
 class _Saved(msgspec.Struct):
     """What a broker keeps: see the module. `gone` are subscriptions and advertisements that were taken
-    back last, so that who asks again, having missed the answer, is told the same."""
+    back last, so that a client that missed the answer and asks again gets the same one."""
 
     state: bytes
     clients: dict[str, ClientRecord] = {}

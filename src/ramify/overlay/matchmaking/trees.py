@@ -115,9 +115,7 @@ def plan_trees(
     for c in ids:
         channel = plan.channels[c]
         if channel.tree is None:
-            raise PlanError(
-                "the plan cannot be marked", [f"channel {channel.name} has no tree whose links could be"]
-            )
+            raise PlanError("the plan cannot be marked", [f"channel {channel.name} has no tree to mark"])
         groups = np.array([c in on for on in member], dtype=bool)
         for x in sorted(counts):
             if channel.admits.publishers is not None and x not in channel.admits.publishers:

@@ -130,8 +130,8 @@ def _row(content: bytes) -> pa.RecordBatch:
                 if batch.schema.equals(_SCHEMA) and batch.num_rows == 1 and not _has_nulls(batch):
                     return batch
     except (pa.ArrowException, OSError, StopIteration) as error:
-        raise InputError(f"this is no routing form of a plan: {error}") from None
-    raise InputError(f"this is no routing form of a plan as this version reads it ({FORM}), but {form!r}")
+        raise InputError(f"this is not a routing form of a plan: {error}") from None
+    raise InputError(f"this is not a routing form that this version reads ({FORM}), but {form!r}")
 
 
 def _has_nulls(batch: pa.RecordBatch) -> bool:

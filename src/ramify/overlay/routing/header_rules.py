@@ -73,7 +73,7 @@ class HeaderRules:
             came_from = header.label[0]
         match header.kind:
             case HeaderKind.TREE if arrives and not self._is_from_tree(header, came_from):
-                raise InputError("the sender is no neighbour on the channel's tree")
+                raise InputError("the sender is not a neighbour on the channel's tree")
             case HeaderKind.LEG | HeaderKind.NOTE | HeaderKind.COPY:
                 self._target(header, arrives)
             case HeaderKind.CARRIED:
@@ -93,7 +93,7 @@ class HeaderRules:
             if self._is_later(header, c):
                 continue
             if not 0 <= c < len(known):
-                raise InputError(f"channel {c} is not there: the plan has {len(known)}")
+                raise InputError(f"channel {c} does not exist: the plan has {len(known)}")
             if known[c].pruning not in _PRUNINGS[header.kind]:
                 raise InputError(f"channel {c} has no messages of kind {header.kind.name.lower()}")
 

@@ -91,7 +91,7 @@ class Header:
     def decode(cls, data: bytes) -> "Header":
         """The header in these bytes. Raises `InputError` when they are not one, whole and nothing more."""
         if len(data) < 3 or data[0] & ~_LABELLED not in tuple(HeaderKind):
-            raise InputError("not a message header: too short or of an unknown kind. Who sent it?")
+            raise InputError("not a message header: too short or of an unknown kind. Check its sender.")
         kind = HeaderKind(data[0] & ~_LABELLED)
         reader = _Reader(data, 2)
         origin = reader.number()

@@ -1,7 +1,7 @@
 """A plan made ready for routing: what the routers of one process share, in arrays.
 
-Owns what routing needs of a plan and no more: the compiled filters, the host of each class, who serves it
-on which channel, the trees, and who the members of a class are. Filters and subscriptions as objects are
+Owns what routing needs of a plan and no more: the compiled filters, the host of each class, where each
+channel serves it, the trees, and the members of a class. Filters and subscriptions as objects are
 not kept: 100,000 subscriptions take some tens of megabytes.
 
 A `RoutingPlan` does not change. `revised` makes the next one from a few changes without compiling anything

@@ -1,4 +1,4 @@
-"""The router of one broker: where an event goes next, and who gets it here, by the plan alone.
+"""The router of one broker: where an event goes next, and which classes get it here, by the plan alone.
 
 Owns the rules of `planning.plans.plan` for one broker. It is pure: no clock, no socket, no randomness;
 the same frame gives the same answer. Two drivers run it: the simulator, and the live broker.

@@ -8,7 +8,7 @@ ranges without talking, and what comes out does not depend on their number.
     DIR/events/part-*          the events; file k holds the k-th range
     DIR/subscriptions.jsonl    DIR/attachments.json    DIR/overlay.json
 
-A JSON log has no field for an event's size: who reads it back takes the bytes of its line. In CloudEvents
+A JSON log has no field for an event's size: a reader takes the bytes of its line. In CloudEvents
 the attributes are fields of `data`, so the filters that are written beside them name `data.<attribute>`.
 """
 

@@ -156,7 +156,7 @@ class PassResult:
     """What a pass found. The frames are computed from kept rows, not by reading the source again.
 
     The rows are kept by Spark, or here where the source is tiny: what a command wants of those costs no
-    further job, and they become a frame only for who asks for one.
+    further job, and they become a frame only when a caller asks for one.
 
     Attributes
     ----------

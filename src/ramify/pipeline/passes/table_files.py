@@ -220,7 +220,7 @@ duplicates      for id: events whose id another event has, less one each; else n
 _GRIDS = pa.schema([pa.field("grid", pa.string()), *CONTENT_SPACE])
 
 TABLES: dict[str, Table] = {
-    "demand": Table("a pattern: who published, what matched, where it must go", DEMAND, ("split",)),
+    "demand": Table("a pattern: publisher, matched classes, destinations", DEMAND, ("split",)),
     "quarantine": Table("a record or file that could not be used", QUARANTINE, ("reason",)),
     "unknown": Table("a publisher without a known broker", UNKNOWN),
     "spans": Table("a window: its events and times", SPANS),

@@ -119,7 +119,7 @@ def _scratch(spark: SparkSession) -> str | None:
 def _stage(path: Path, target: Path) -> None:
     """Give a file its travelling name: by moving one that waits already, else as a copy.
 
-    Never by a link: who writes into the file later would change what Spark has promised to its tasks.
+    Never by a link: a later write into the file would change what Spark has promised to its tasks.
     """
     if target.exists():
         return

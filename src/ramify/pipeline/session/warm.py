@@ -1,4 +1,4 @@
-"""A local Spark that stays: started once, joined by later commands, stopped by who asks.
+"""A local Spark that stays: started once, joined by later commands, stopped by `ramify spark stop`.
 
 Owns the Connect server of `ramify spark start`, the file by which commands find it, and the choice of
 what `--spark` means. Imports no pyspark before it is needed.
@@ -237,7 +237,7 @@ def _end(record: WarmSpark) -> None:
         end = time.monotonic() + _STOP_S
         while time.monotonic() < end:
             with suppress(ChildProcessError):
-                os.waitpid(record.pid, os.WNOHANG)  # ours, when it is stopped by who started it
+                os.waitpid(record.pid, os.WNOHANG)  # ours, when the process that started it stops it
             if not record.runs:
                 return
             time.sleep(_START_LOOK_S)

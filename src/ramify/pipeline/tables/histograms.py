@@ -1,4 +1,4 @@
-"""Histograms over the content space: events per cell, who publishes them, who wants them, and the load.
+"""Histograms over the content space: events per cell, their publishers and subscribers, and the load.
 
 Owns the counting of a source's events into the cells of grids in one pass, the same per publishing
 client, the load of a cell from its counts, and axes whose slots hold about equally many events.

@@ -6,7 +6,7 @@ a bad record for the source.
 All that is known travels in one long form of rows (what, column, data, events) that Spark sums by the
 first three: tasks that read events write it, tasks that get the sums make it short, the driver merges
 those. A task keeps a column's values while they are few. Once one has more than are counted exactly,
-there are more in all, and a sketch of hashes does: what is exact never depends on who read what.
+there are more in all, and a sketch of hashes does: what is exact never depends on which task read what.
 """
 
 import json

@@ -7,7 +7,7 @@ route every event alike. Of plans whose schemes know it, it also says what drift
 """
 
 import json
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sized
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -311,13 +311,13 @@ def _lines(found: PlanDiff) -> Iterator[str]:
 
 
 def _changed(each: ChannelDiff) -> str:
-    counts = {
-        f"+{len(each.links_added)} tree links": each.links_added,
-        f"-{len(each.links_removed)} tree links": each.links_removed,
-        f"+{len(each.joined)} subscriptions": each.joined,
-        f"-{len(each.left)} subscriptions": each.left,
-    }
-    said = [text for text, changed in counts.items() if changed]
+    counts: list[tuple[str, str, Sized]] = [
+        ("+", "tree link", each.links_added),
+        ("-", "tree link", each.links_removed),
+        ("+", "subscription", each.joined),
+        ("-", "subscription", each.left),
+    ]
+    said = [f"{sign}{len(of)} {what}{'s' if len(of) > 1 else ''}" for sign, what, of in counts if of]
     return ", ".join(said + [f"other {part}" for part in each.other])
 
 

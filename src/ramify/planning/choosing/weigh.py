@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 UNDELIVERED = "undelivered"
-"""The rule that needs no asking for: every event reaches everyone who wants it."""
+"""The rule that needs no asking for: every event reaches every subscription that it matches."""
 
 
 @dataclass(frozen=True, slots=True)

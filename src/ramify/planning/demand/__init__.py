@@ -1,1 +1,1 @@
-"""Demand: who wants what is published, counted from events, windows and samples."""
+"""Demand: which classes match what is published, counted from events, windows and samples."""

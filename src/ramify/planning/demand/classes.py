@@ -1,7 +1,7 @@
 """Classes: the subscriptions with equal filter and equal broker, which routing cannot tell apart.
 
 Owns the collapse of subscriptions to classes and the table that plans carry: where each class is hosted,
-how its filter is spelled, who its members are. Class ids are positions in this table.
+how its filter is spelled, and its members. Class ids are positions in this table.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

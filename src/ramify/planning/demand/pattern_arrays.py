@@ -189,7 +189,7 @@ class _Part:
         data = np.frombuffer(raw, np.uint8)
         words = _FIXED + 2 * (len(_TYPES) + 2)
         if len(data) < 8 * words or (header := data[: 8 * words].view(np.int64))[0] != _MAGIC:
-            raise InputError("these bytes are no packed patterns; they were made by another version")
+            raise InputError("these bytes are not packed patterns of this version")
         rows, entries, spelled = header[1:_FIXED].tolist()
         lengths = [rows] * (len(_TYPES) + 1) + [entries]
         at = 8 * words

@@ -47,7 +47,7 @@ class TallySettings:
     ----------
     classes     how many there are; matched ids from here on are tags
     vacant      bool[classes]: those without a member, which no event counts as matching
-    brokers     publisher -> index of its broker; who is not here is unknown
+    brokers     publisher -> index of its broker; other publishers are unknown
     grid        the content space, where cells are asked for
     by_client   whether publishing clients are told apart, or only their brokers
     split       windows and sampling

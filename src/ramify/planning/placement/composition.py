@@ -51,7 +51,7 @@ def placement_problem(
         raise InputError("placement needs sub-channels: tally the events with a grid.")
     demand = problem.demand
     if (demand.client < 0).any():
-        raise InputError("placement needs to know who published: tally the events by client.")
+        raise InputError("placement needs the publishing clients: tally the events by client.")
     home = homes(problem)
     users = tuple(home)
     number = {user: u for u, user in enumerate(users)}
@@ -95,7 +95,7 @@ def placed(problem: Problem, where: Mapping[str, str]) -> Problem:
     moves = any(problem.attachments.get(client, at) != at for client, at in where.items())
     if moves and (problem.demand.client < 0).any():
         raise InputError(
-            "clients cannot be moved in this demand: it does not say who published. Tally by client."
+            "clients cannot be moved in this demand: it lacks the publishing clients. Tally by client."
         )
     classes, start, made = _moved_classes(problem.classes, where, problem)
     demand = _moved_demand(problem, where, len(classes), start, made)

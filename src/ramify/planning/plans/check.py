@@ -147,7 +147,7 @@ def _path_faults(plan: Plan, u: int, v: int, path: tuple[int, ...]) -> Iterator[
     else:
         steps = np.column_stack((path[:-1], path[1:]))
         for a, b in steps[~_linked(plan.overlay, steps)].tolist():
-            yield f"{where} crosses {_name(plan, a)} - {_name(plan, b)}, which is no link"
+            yield f"{where} crosses {_name(plan, a)} - {_name(plan, b)}, which is not a link"
 
 
 def _channel_faults(plan: Plan, channel: Channel, n: int, cells: int) -> Iterator[str]:

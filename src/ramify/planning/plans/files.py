@@ -412,7 +412,7 @@ def _axis_in(row: _Axis) -> Axis:
         times = [datetime.fromisoformat(edge) for edge in row.edges]
     except (TypeError, ValueError) as error:
         raise PlanError(
-            "not a plan:", [f"axis {row.path} has an edge that is no time ({error})"]
+            "not a plan:", [f"axis {row.path} has an edge that is not a time ({error})"]
         ) from error
     return Axis(row.path, tuple(time if time.tzinfo else time.replace(tzinfo=UTC) for time in times))
 

@@ -241,7 +241,7 @@ def _with_links(channel: Channel, more: Links, less: Links) -> Channel:
     gone = {frozenset(link) for link in less}
     kept = [link for link in links if frozenset(link) not in gone]
     if len(kept) != len(links) - len(gone):
-        raise InputError(f"channel {channel.name} has not all the links that a change takes away")
+        raise InputError(f"channel {channel.name} lacks some of the links that a change takes away")
     both = np.array([*kept, *more], dtype=np.int32).reshape(-1, 2)
     return replace(channel, tree=ChannelTree(both, root))
 

@@ -1,4 +1,4 @@
-"""The problem: an overlay, who wants what where, who publishes where, what was seen, what must be kept.
+"""The problem: an overlay, subscriptions and publishers with their brokers, the demand, the rules.
 
 Owns `Problem`, which every scheme turns into a plan, and what schemes share about it: the distinct
 destination sets of the demand, the weight that undirected trees are planned with, all-pairs searches.
@@ -84,8 +84,8 @@ class Problem:
         for client, broker in attached.items():
             if broker not in overlay.index:
                 raise OverlayError(
-                    f"client {client!r} is attached to broker {broker!r}, which overlay {overlay.name} "
-                    "has not. Correct the attachment."
+                    f"client {client!r} is attached to broker {broker!r}, but overlay {overlay.name} has "
+                    "no such broker. Correct the attachment."
                 )
         where = range(len(overlay)) if publishers is None else _brokers(publishers, attached, overlay)
         entered = np.union1d(np.fromiter(where, dtype=np.int64), demand.publisher)

@@ -28,7 +28,9 @@ def access_cost(access: Mapping[str, float], classes: Classes, demand: Demand) -
     if not access:
         return 0.0
     if (demand.client < 0).any():
-        raise InputError("what access links cost needs to know who published: tally the events by client.")
+        raise InputError(
+            "the cost of access links needs the publishing clients: tally the events by client."
+        )
     names = sorted({row.client for rows in classes.members for row in rows} | set(demand.clients))
     number = {name: u for u, name in enumerate(names)}
     price = np.array([access.get(name, 0.0) for name in names])

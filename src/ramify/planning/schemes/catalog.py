@@ -316,7 +316,7 @@ def _parted(spec: str) -> tuple[str, list[tuple[str | None, str]]]:
         if not equals:
             raise InputError(
                 f"scheme {name.strip()}: {part.strip()!r} has no value. Write parameters as name=value, "
-                "apart by commas."
+                "separated by commas."
             )
         given.append((key.strip(), text.strip()))
     return name.strip(), given

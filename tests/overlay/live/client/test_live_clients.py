@@ -123,8 +123,8 @@ def test_cloudevents_are_cut_likewise(count: int, rows: int, size: int) -> None:
         ([CLOUDEVENT, {**CLOUDEVENT, "id": "2", "type": 3}], "'2'"),
         ({**CLOUDEVENT, "data": object()}, "JSON"),
         ([CLOUDEVENT, Event("e")], "several kinds"),
-        ("text", "no event"),
-        (7, "no event"),
+        ("text", "not an event"),
+        (7, "not an event"),
     ],
 )
 def test_what_is_no_event_is_refused_before_it_is_sent(bad: object, says: str) -> None:

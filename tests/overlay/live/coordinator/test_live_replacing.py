@@ -196,10 +196,10 @@ def test_up_with_a_plan_replaces_what_the_directory_had_and_says_so(tmp_path: Pa
     said = up_until_it_routes(data, "--overlay", str(tmp_path / "line.json"), end=signal.SIGKILL)
     assert "epoch 1, plan explicit\n" in said
     said = up_until_it_routes(data, "--scheme", "mult", end=signal.SIGHUP)
-    assert "epoch 1, plan explicit; the directory had it, so --scheme mult does not count" in said
+    assert "epoch 1, plan explicit, from the directory; --scheme mult is only for new directories" in said
     assert "stopped" in said
     said = up_until_it_routes(data, "--plan", str(tmp_path / "plan.json"))
     assert "epoch 2, plan mst of" in said
-    assert "for what the directory had before" in said
+    assert "it replaces the directory's plan" in said
     # the same once more is no other epoch
     assert "epoch 2, plan mst of" in up_until_it_routes(data, "--plan", str(tmp_path / "plan.json"))

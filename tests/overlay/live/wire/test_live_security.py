@@ -444,7 +444,7 @@ def test_accounts_are_the_same_text_in_any_order_and_keys_are_checked() -> None:
         accounts_config(keys[0], {}, {"a": keys[1], "b": keys[1]})
     damaged = keys[1][:-1] + ("A" if keys[1][-1] != "A" else "B")
     for bad in ("", "U", damaged, keys[1] + "}", new_user().seed, "Ü" * 56):
-        with pytest.raises(InputError, match=r"link 'n'.*no public NKey"):
+        with pytest.raises(InputError, match=r"link 'n'.*not the public NKey"):
             accounts_config(keys[0], {"n": bad}, {})
 
 
@@ -455,7 +455,7 @@ def test_a_damaged_seed_is_noticed_and_never_shown(noise: bytes, at: int) -> Non
     assert pair.seed not in repr(pair)
     text = (pair.seed[:at] + noise.decode("latin-1") + pair.seed[at + len(noise) :])[:58]
     if text != pair.seed:
-        with pytest.raises(InputError, match="no NKey seed") as error:
+        with pytest.raises(InputError, match="not the NKey seed") as error:
             pair_of(text)
         assert pair.seed[5:30] not in str(error.value)
 

@@ -180,7 +180,7 @@ def test_a_key_is_whole_tokens_or_refused(key: str) -> None:
     if plain and key.split(".")[0] != "chunks":
         assert module._checked(key) == key
     else:
-        with pytest.raises(InputError, match="no key"):
+        with pytest.raises(InputError, match="not a key"):
             module._checked(key)
 
 

@@ -517,7 +517,7 @@ class Broker:
         return StepResult(rejected=rejected, frames_in=done.frames_in, epoch=done.epoch)
 
     def _count(self, done: StepResult) -> None:
-        """A step is in the log: count it, and tell who asked to hear of it."""
+        """A step is in the log: count it, and tell the listeners."""
         self._unsure = None
         self.counters.add(done)
         self._note_sent(self._out.written)

@@ -1,6 +1,6 @@
 """Clients' requests at their broker: checked here, decided by the leader.
 
-Owns the subject `ramify.control.<client>` of a broker's server. The name in the subject is who asks: the
+Owns the subject `ramify.control.<client>` of a broker's server. The subject names the client: the
 server lets nobody use another's. Form, sizes and filter are checked before anything is passed on, so that
 the coordinator sees no nonsense; the lane of the client gets its consumer; and a client that was suspended
 and asks for more is served again.

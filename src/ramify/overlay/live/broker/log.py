@@ -5,7 +5,7 @@ router (a replacement, or one that was stopped and woke up) cannot write after t
 `FencedError`, and must load the log again. Outputs of one write are there whole or not at all.
 
     L   the number on the lane            S   positions of the inputs, on the last message of a write
-    W   who wrote it, likewise            N   see `steps`
+    W   its writer, likewise              N   see `steps`
     G   in a step that needs several writes: the positions that it will reach, and so its name
     P   beside G: the epoch that clients' events of the step entered
     K   of a value in pieces: which piece this is of how many (see `value_pieces`)
@@ -15,7 +15,7 @@ A step of more than `MOST_MESSAGES` outputs takes several writes. If the router 
 ends with a message that has G. The next router takes in exactly the inputs up to G, routes them, and leaves
 out the lanes whose last message says G already: a lane's messages of one step are always in one write. What
 goes to neighbours is in the first if that can be (`Stepped.fits`, A), so a plan that was revised meanwhile
-decides nothing but who of the clients here gets the rest.
+decides only which clients here get the rest.
 
 Cost: one round trip for one output; one more, about 5 ms, for an atomic batch of several.
 """

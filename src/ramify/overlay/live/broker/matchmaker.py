@@ -86,7 +86,7 @@ class Matchmaker:
     # ------------------------------------------------------------------------------------------- what is
 
     def may_route(self) -> bool:
-        """Whether this broker may take a step now: from when it knows who is suspended."""
+        """Whether this broker may take a step now: once it knows the suspended clients."""
         return self._open
 
     def status(self) -> Status:
@@ -168,7 +168,7 @@ class Matchmaker:
                 self._waiting.popleft()[1].cancel()
 
     async def _learn(self) -> None:
-        """Know who is suspended, and then route."""
+        """Learn the suspended clients, and then route."""
         while not self._open:
             try:
                 await self.guard.learn(self.node.clients)

@@ -137,4 +137,4 @@ def _subscription(row: dict[str, Any]) -> Subscription:
     try:
         return Subscription(**fields)
     except TypeError as error:
-        raise InputError(f"a change adds what is no subscription: {error}") from None
+        raise InputError(f"a change adds something that is not a subscription: {error}") from None

@@ -73,7 +73,7 @@ class _Loop:
             self._fault = error
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_END_S):
-                # who was cancelled already may be closing a connection
+                # a task that was cancelled already may be closing a connection
                 if ending := {task for task in _others() if task.cancelling()}:
                     await asyncio.wait(ending, timeout=1.0)
                 # those that end may begin others
@@ -126,7 +126,7 @@ def _others() -> set[asyncio.Task[Any]]:
 
 
 class BlockingClient:
-    """See the module. Make it with `connect`, and use it with `with`; not from several threads at once."""
+    """`Client` without `await`. Make it with `connect` or `at`, use it with `with`, and in one thread."""
 
     def __init__(self, connecting: Callable[[], PendingClient]) -> None:
         made = connecting()

@@ -170,7 +170,7 @@ def spelled(
         found = FilterText(keywords=words)
     else:
         raise InputError(
-            f"{type(value).__name__} is no filter: SQL is text, a pattern a dict, keywords a list"
+            f"{type(value).__name__} is not a filter: SQL is text, a pattern a dict, keywords a list"
         )
     try:
         text = subscription_of("client", "broker", "id", found)
@@ -186,7 +186,7 @@ def filter_id(filter: FilterText) -> str:
 
 
 class Client:
-    """See the module. Make it with `connect`; one per client name, in one event loop."""
+    """A client of the live overlay, made with `connect` or `at`. One per client name, in one event loop."""
 
     def __init__(
         self,
@@ -223,8 +223,8 @@ class Client:
     ) -> "PendingClient":
         """Connect to the broker that the client is attached to: `await` it, or use it with `async with`.
 
-        `after` is the lane's number up to which everything is dealt with, when that is known from before.
-        `timeout_s` bounds this and every request; a connection that is lost later is made again for good.
+        `after` is the number of the last delivery that was dealt with, if it was stored before. `timeout_s`
+        bounds this and every request. A connection that is lost later is made again without limit.
         `tls` says which authorities to trust (`ssl.create_default_context(cafile=...)`) and makes TLS a
         must; so does a URL tls://, with the authorities of this system. `on_move` answers offers to move to
         another broker: "accept", "decline", or a function of the `Offer` that says whether, which may be
@@ -278,12 +278,12 @@ class Client:
     async def publish(
         self, events: "Publishable", *, id: str | None = None, give_up_s: float = 60.0, check: bool = True
     ) -> int:
-        """Publish; returns when the broker's server has stored it, with the place in its stream.
+        """Publish. Returns when the broker's server has stored all events, with the place in its stream.
 
-        Many events go in several messages, one after the other; the place is that of the last, 0 without
-        any. The same events published again within ten minutes (by source and id, in the same cut, or
-        under the same `id`) are accepted and not doubled; `accepted_before` counts them. `check`: see
-        `outbox.outgoing`.
+        Many events go in several messages, one after the other. The place is that of the last message, 0
+        without any. The same events may be published again within ten minutes (by source and id, in the
+        same cut, or under the same `id`): they are accepted and not doubled, and `accepted_before` counts
+        them. For `check` see `outbox.outgoing`.
 
         Raises
         ------
@@ -334,11 +334,11 @@ class Client:
     ) -> "LiveSubscription":
         """Subscribe: `await` it, and then iterate over it; or iterate right away.
 
-        It is asked for once it is awaited or iterated. When that is done every broker knows it, but for
-        those in `missing` after `wait_s`; with `raise_if_missing` that is a `NotEverywhereError`, else it
-        is logged. The same id with the same filter again is the same subscription. Ends a suspension.
-        `latency_ms` is how late events may come, where the plan bounds that; without it the bound stays.
-        A plan may refuse it: then a `RefusedError` of code too_late, once it is asked for.
+        The request is sent when the subscription is awaited or iterated. Then every broker knows it, except
+        those in `missing` after `wait_s`. Missing brokers are logged; with `raise_if_missing` they raise a
+        `NotEverywhereError`. The same id with the same filter is the same subscription. It ends a
+        suspension. `latency_ms` is how late events may come, if the plan bounds latency; without it the
+        bound stays. A plan may refuse it with a `RefusedError` of code too_late.
 
         Raises
         ------
@@ -351,7 +351,7 @@ class Client:
         return LiveSubscription(self, request, raise_if_missing)
 
     async def unsubscribe(self, id: str, *, wait_s: float = 5.0) -> Mapping[str, str]:
-        """End a subscription; what waits for it is dropped. Returns where it is not gone yet, with why."""
+        """End a subscription and drop what waits. Returns the brokers that still have it, with why."""
         answer = await self._ask(Request("unsubscribe", id, wait_s=wait_s))
         self._incoming.close(id)
         self._warn(f"the end of {id}", answer)
@@ -385,18 +385,18 @@ class Client:
         return {self._own(id): found for id, found in (await self._listed()).advertisements.items()}
 
     async def resume(self, *, wait_s: float = 5.0) -> Mapping[str, str]:
-        """Go on after a `SuspendedError`. Returns where its subscriptions are not active yet, with why."""
+        """Go on after a `SuspendedError`. Returns the brokers where it is not active yet, with why."""
         answer = await self._ask(Request("resume", wait_s=wait_s))
         self._incoming.forgive()
         self._warn("what was suspended", answer)
         return answer.missing
 
     async def deliveries(self, after: int | None = None) -> AsyncGenerator[DeliveredBatch, None]:
-        """All that comes for this client, in batches with their numbers, for all its subscriptions.
+        """The events of all subscriptions of this client, in batches with their numbers.
 
-        What was yielded is acknowledged when the next is asked for. Without `after` it goes on where this
-        process, or else the last one, has left off. A delivery may be without events: its number counts.
-        Not together with iterating over subscriptions, which read the same lane.
+        A batch is acknowledged when the loop asks for the next one. Without `after` reading goes on where
+        this process, or the last one, left off. A delivery may be without events: its number counts. Do
+        not iterate over subscriptions at the same time: they read the same lane.
 
         Raises
         ------

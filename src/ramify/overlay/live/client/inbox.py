@@ -1,4 +1,4 @@
-"""The lanes of a client, shared by its subscriptions: who gets what, and what may be acknowledged.
+"""The lanes of a client, shared by its subscriptions: which events are whose, and what may be acknowledged.
 
 Owns the queues. A client that moves goes from one lane to the next (`Course`); here they are one. Each
 delivery of the lane has a share for every subscription that it is for. A share is done when all its events
@@ -190,7 +190,7 @@ class ClientInbox:
                 self._reader = reader = Course(self._wires, self._after if after is None else after)
             while True:
                 delivered = await reader.take()
-                # who works between two of them without waiting must not keep moves from being answered
+                # work between two of them without waiting must not keep moves from being answered
                 await asyncio.sleep(0)
                 yield delivered
                 await reader.acknowledge(delivered.number)
@@ -224,7 +224,7 @@ class ClientInbox:
         self._telling = self._telling or asyncio.create_task(self._acknowledge(self._reader))
 
     async def _read(self, reader: Course) -> None:
-        """Fill the queues; a fault is for everyone who waits."""
+        """Fill the queues; a fault reaches every waiting reader."""
         try:
             while True:
                 await self._room()
@@ -265,11 +265,11 @@ class ClientInbox:
                 unread = [id for id in ids if not self._queues[id].is_open]
                 if unread:
                     raise LiveError(
-                        f"client {self._name!r} has events for {', '.join(unread[:5])}, which nobody "
-                        "reads here: subscribe to it again, or unsubscribe it"
+                        f"client {self._name!r} has events for {', '.join(unread[:5])}, but this process "
+                        "does not read them: subscribe again, or unsubscribe"
                     ) from None
                 if not waited:
-                    said = "client %s: nothing more is read while nobody reads %s"
+                    said = "client %s: reading stops until the program reads %s"
                     _log.warning(said, self._name, ", ".join(ids[:5]))
                 waited = True
 

@@ -69,9 +69,9 @@ class LostPositionError(LiveError):
         self.position = position
         self.last = last
         super().__init__(
-            f"the lane of client {client!r} ends at {last}, before the position {position}: that is not of "
-            "this lane, or the broker's server has lost what it had. Nothing was acknowledged. Connect "
-            "again without a position, or give the right one, and look for what is missing"
+            f"the lane of client {client!r} ends at {last}, before the position {position}. The position "
+            "is of another lane, or the broker's server has lost data. Nothing was acknowledged. Connect "
+            "again without a position, or with the right one, and look for missing events"
         )
 
 
@@ -86,8 +86,8 @@ class SuspendedError(LiveError):
         why = _SUSPENSIONS.get(reason, f"it was suspended: {reason}")
         super().__init__(
             text
-            or f"{why}. What was unread is gone, and what is published until the client resumes will not "
-            "come. Call resume() (or subscribe again) to go on."
+            or f"{why}. Unread events are gone, and events that are published until the client resumes do "
+            "not come. Call resume() (or subscribe again) to go on."
         )
 
 
@@ -218,7 +218,7 @@ class LaneClient:
             full = said
             await asyncio.sleep(min(0.5, left))
         if full and not unanswered:
-            raise LiveError(f"the broker has no room for what is published ({full}): try again later")
+            raise LiveError(f"the broker has no room for more events ({full}): try again later")
         raise OutcomeUnknownError(
             f"no answer to publish {headers['Nats-Msg-Id']} within {give_up_s:g} s: it may have "
             "been accepted. Publish it again with the same id within ten minutes, or look for it."
@@ -366,7 +366,7 @@ class LaneReader:
             self._replies[number] = message.reply
             self._onward = self.ended(message.headers)
             reason = message.headers.get("X")
-            # the end of a lane repeats the suspension that is right before it: who took that one knows
+            # the end of a lane repeats the suspension that is right before it: a reader of that one knows
             repeated = before == number - 1 and self._onward is not None and self._onward[0] == number
             if reason and not repeated:
                 self._suspension = number, reason

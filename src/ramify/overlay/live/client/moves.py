@@ -104,7 +104,7 @@ class Wires:
                 return self._brokers[broker]
             known = self._urls.get(broker)
             if known is None:
-                raise LiveError(f"nobody has said where the server of broker {broker!r} is")
+                raise LiveError(f"the address of broker {broker!r} is not known")
             if known not in self._dialed:
                 self._dialed[known] = await self._dial(known)
             self._brokers[broker] = self._dialed[known]

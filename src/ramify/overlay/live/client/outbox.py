@@ -69,7 +69,7 @@ def outgoing(
     if isinstance(events, Mapping):
         return list(_json([events], secret, id, most, limits, check, single=True))
     if isinstance(events, str | bytes) or not isinstance(events, Sequence):
-        raise InputError(f"{type(events).__name__} is no event: publish an Event, a dict or a batch")
+        raise InputError(f"{type(events).__name__} is not an event: publish an Event, a dict or a batch")
     if all(isinstance(event, Event) for event in events):
         listed = [event for event in events if isinstance(event, Event)]
         return list(_arrow(events_to_batch(listed), secret, id, most, limits))

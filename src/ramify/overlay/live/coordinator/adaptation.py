@@ -238,7 +238,7 @@ class Adapter:
             await self._decide("give_up", reason, head.plan)
             return
         if made is None:
-            _log.info("too little is known of what is published of late, so plans are not weighed")
+            _log.info("plans are not weighed: there are too few recent samples")
             return
         if making.rules.revision != self._rules.revision:
             _log.info("the rules changed while plans were made, so they are made again")

@@ -171,7 +171,7 @@ class Collector:
         self._reply = message.reply
 
     def _note(self, batch: pa.RecordBatch, subject: str) -> None:
-        """Where publishers are attached: the pipeline counts events by broker, and they say only who."""
+        """Where publishers are attached: the pipeline counts by broker, and events name only clients."""
         broker = name_of(subject.rpartition(".")[2])
         for name in batch.column("publisher").unique().to_pylist():
             if name is not None and self._publishers.get(name) != broker:
@@ -231,7 +231,9 @@ def read_publishers(directory: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except msgspec.DecodeError as error:
-        raise InputError(f"is no map from clients to brokers: {error}. Remove it", path=str(file)) from None
+        raise InputError(
+            f"is not a map from clients to brokers: {error}. Remove it", path=str(file)
+        ) from None
 
 
 def _tables(

@@ -329,7 +329,7 @@ async def _load(stores: Stores, state: bytes, clients: Mapping[str, bytes]) -> B
     await asyncio.gather(*(read(k, large=True) for k in large), *(read(k, large=False) for k in small))
     book = await asyncio.to_thread(Book.load, values.__getitem__, clients.values(), _fresh)
     held = [key for prefix in ("plans", "changes") for key in await stores.store.keys(prefix)]
-    # written by one who was then deposed
+    # written by a leader that was then deposed
     book.dropped = sorted(set(held) - book.referred())
     return book
 

@@ -81,7 +81,7 @@ class MoveConductor:
         self.urls: dict[str, str] = {}
         self._stores, self._book, self._make, self._scheme, self._wake = stores, book, make, scheme, wake
         self._again_at = 0.0
-        # a plan that is made because the head's kind cannot take who moves
+        # a plan that is made because the head's kind cannot take the clients that move
         self._making: asyncio.Task[tuple[ReplanResult, Demand | None]] | None = None
 
     async def begin(self) -> None:
@@ -171,7 +171,7 @@ class MoveConductor:
         return await self._answered(move)
 
     def _home(self, passed: ForwardedRequest) -> str:
-        """Where a client is; by the word of who asks, when it has asked for nothing yet."""
+        """Where a client is; where the request says so, if the client has made none yet."""
         record = self._book.records.get(passed.client)
         if record is not None and (record.subscriptions or record.lanes):
             return record.broker
@@ -185,17 +185,17 @@ class MoveConductor:
             return Refusal("bad_request", f"the overlay has no broker {foreign!r}: correct its name")
         if home not in book.overlay.index:
             return Refusal(
-                "unknown", f"nobody knows where client {client!r} is: it has asked for nothing yet"
+                "unknown", f"the broker of client {client!r} is not known: it has made no request yet"
             )
         if home == foreign:
             return Refusal("exists", f"client {client!r} is at {home!r} already")
         if any(each.suspended for each in held.values()):
             return Refusal("suspended", f"client {client!r} is suspended: it must resume before it moves")
         if record is not None and any(lane.broker == foreign for lane in record.lanes[:-1]):
-            reason = f"client {client!r} has not read all that waits for it at {foreign!r}: try again later"
+            reason = f"client {client!r} has unread events at {foreign!r}: try again later"
             return Refusal("unavailable", reason)
         if foreign not in self.urls or foreign not in book.epochs.registered:
-            return Refusal("unavailable", f"broker {foreign!r} is not there now: try again later")
+            return Refusal("unavailable", f"broker {foreign!r} cannot be reached now: try again later")
         return None
 
     async def _ended(self, move: Move, number: int, now: float) -> Answer:

@@ -64,7 +64,7 @@ class Suggestion(msgspec.Struct, frozen=True):
 
 
 class Suggestions(msgspec.Struct, frozen=True):
-    """All clients, what they cost together, and who should move; `cost_after` is with all moves."""
+    """All clients, their whole cost, and the moves that pay; `cost_after` is with all moves."""
 
     events: int
     clients: list[Summary]
@@ -129,7 +129,7 @@ def suggest(
     grid = plan.grid or grid_for(plan.classes) or _ANY
     counted = tally(_batches(files), plan.classes, plan.overlay, attached, grid=grid, by_client=True)
     if not counted.events:
-        raise InputError("no event of the samples has a publisher whose broker is known", path=str(samples))
+        raise InputError("no sampled event has a publisher with a known broker", path=str(samples))
     demand = replace(counted, factor=1.0 / share)
     problem = Problem.of(plan.overlay, plan.classes, demand, attached, grid=grid)
     placing = placement_problem(problem, access=access)

@@ -182,7 +182,7 @@ def _checked(found: _File, base: Path) -> BrokerFile:
     for name in found.neighbours:
         token(name)
         if name == found.name:
-            raise InputError(f"neighbours.{name}: a broker is no neighbour of its own")
+            raise InputError(f"neighbours.{name}: a broker is not a neighbour of itself")
     if not 0.0 <= found.sample_probability <= 1.0:
         raise InputError(f"sample_probability is {found.sample_probability}: give 0 to 1")
     if not 0.0 <= found.linger_ms <= 1000.0:
@@ -243,7 +243,7 @@ def _made(type_: type[_T], key: str, values: Mapping[str, int]) -> _T:
     known = [each.name for each in fields(type_)]  # type: ignore[arg-type]
     for name, value in values.items():
         if name not in known:
-            raise InputError(f"{key}.{name} is no setting: give {', '.join(known)}")
+            raise InputError(f"{key}.{name} is not a setting: give {', '.join(known)}")
         if value < 1:
             raise InputError(f"{key}.{name} is {value}: give 1 or more")
     return type_(**values)

@@ -6,7 +6,7 @@ Owns the directory:
     clients.json               client -> broker; `add_clients` edits it, also while the overlay runs
     matchmaking.json           the trees that matches are made over, where brokers do without a coordinator
     movable.json               there when clients may move: every server then admits every client
-    coordinators.json          who may lead beside `coordinator`; `add_coordinators` likewise
+    coordinators.json          coordinators beside `coordinator`; `add_coordinators` likewise
     clients/<client>.json      how a client connects (`ClientFile`)
     keys/ brokers/<broker>/    see `Site`; control/ is the store of the control server
     config/<broker>.toml       what a router is started with (`broker_files`)
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ramify.network.graphs.overlay import Overlay
 
 COORDINATOR, VIEWER = "coordinator", "viewer"
-"""Users of the control server beside the brokers: who decides, and who looks (`ramify status`)."""
+"""Users of the control server beside the brokers: coordinators, and viewers (`ramify status`)."""
 
 
 class ClientFile(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ class Directory:
             raise InputError(f"does not name trees: {error}", path=str(file)) from None
 
     def begin(self, matchmaking: str) -> None:
-        """Say who decides here, before the first run: brokers by matches over these trees, or coordinators.
+        """Fix what decides here, before the first run: matches over these trees, or coordinators.
 
         Raises `InputError` when it was decided otherwise: what is under way would be misread.
         """
@@ -207,7 +207,7 @@ class Directory:
             write_json(self.path / "coordinators.json", more)
 
     def control_accounts(self) -> str:
-        """The accounts of the control server: brokers, coordinators, and who looks."""
+        """The accounts of the control server: brokers, coordinators and viewers."""
         users = [*self.overlay().brokers, *self.coordinators(), VIEWER]
         publics = {name: self.ring.pair(ControlRole(name)).public for name in users}
         return accounts_config(self.ring.pair(RouterRole(".control")).public, {}, {}, publics)

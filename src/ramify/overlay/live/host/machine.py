@@ -57,7 +57,7 @@ _STOP_LIMIT_S = 20.0
 
 
 class Child(OwnProcess):
-    """A process of ours with its log. Ends with us; see `Supervisor` for who restarts it."""
+    """A process of ours with its log. Ends with us; `Supervisor` restarts it."""
 
     def __init__(self, name: str, arguments: Iterable[str], log: Path) -> None:
         super().__init__()
@@ -297,7 +297,7 @@ class Machine:
                 except RamifyError as error:
                     if str(error) != trouble:
                         trouble = str(error)
-                        _log.warning("who was added is not let in yet: %s", trouble)
+                        _log.warning("new clients are not let in yet: %s", trouble)
             children = {name: each.server for name, each in self._children.items()}
             found = [(c.pid, self._metrics(name)) for name, c in children.items() if isinstance(c, Child)]
             if found != told:

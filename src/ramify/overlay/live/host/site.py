@@ -31,7 +31,7 @@ __all__ = ["BrokerSite"]
 
 @dataclass(frozen=True)
 class BrokerSite:
-    """The brokers of an overlay in one directory. `clients` says who is attached where; with `movable` each
+    """The brokers of an overlay in one directory. `clients` maps clients to brokers; with `movable` each
     server admits all of them, since they may move there."""
 
     overlay: Overlay

@@ -69,7 +69,7 @@ JetStream, and that refusal comes first (seen with 2.15.1; RESET and MSG.NEXT ha
 """
 
 LAST = "ramify.last"
-"""Followed by a client's token: the last message on its lane, for who must know how far that goes."""
+"""Followed by a client's token: the last message on its lane, for readers that must know its end."""
 
 _INFO_API = f"$JS.API.CONSUMER.INFO.{OUT}.*"
 _LAST_API = f"$JS.API.DIRECT.GET.{OUT}.{DELIVER}.*"
@@ -100,7 +100,7 @@ def pair_of(seed: str) -> KeyPair:
     except (nkeys.NkeysError, ValueError):
         whole, prefix = False, None
     if not whole or prefix != nkeys.PREFIX_BYTE_USER:
-        raise InputError("this is no NKey seed of a user (58 characters from SU...), or it is damaged")
+        raise InputError("this is not the NKey seed of a user (58 characters from SU...), or it is damaged")
     return KeyPair(seed, nkeys.from_seed(bytearray(seed, "ascii")).public_key.decode())
 
 
@@ -269,7 +269,7 @@ def _check_mode(path: Path, wanted: int) -> None:
         reason = f"mode is {mode:04o}, keys need {wanted:04o}: run chmod {wanted:o}, and make a new key"
         raise InputError(f"{reason} if others had access", path=str(path))
     if found.st_uid != os.geteuid():
-        raise InputError("belongs to another user: keys must belong to the one who runs", path=str(path))
+        raise InputError("belongs to another user: keys must be your own", path=str(path))
 
 
 def accounts_config(
@@ -331,7 +331,9 @@ def _check_keys(users: Iterable[tuple[str, str]]) -> None:
     owner: dict[str, str] = {}
     for who, key in users:
         if not _is_public(key):
-            raise InputError(f"{who}: {key[:60]!r} is no public NKey of a user (56 characters from U...)")
+            raise InputError(
+                f"{who}: {key[:60]!r} is not the public NKey of a user (56 characters from U...)"
+            )
         if key in owner:
             raise InputError(f"{owner[key]} and {who} have the same key: every user needs its own")
         owner[key] = who

@@ -560,7 +560,7 @@ class Lease:
             told = json.loads(value)
             return str(told["holder"]), str(told["session"])
         except (ValueError, LookupError, TypeError) as error:
-            raise InputError(f"this is no lease: {error!r}") from None
+            raise InputError(f"this is not a lease: {error!r}") from None
 
     async def take(self) -> bool:
         """Take it if nobody has it; False when somebody has. Raises `LiveError` when that is unknown."""
@@ -655,11 +655,11 @@ def _now_s() -> float:
 def _checked(key: str, *, chunks: bool = False) -> str:
     if not _KEY.fullmatch(key) or len(key) > _LONGEST_KEY:
         raise InputError(
-            f"{key[:80]!r} is no key: give tokens of letters, digits and _=/- with dots between, "
+            f"{key[:80]!r} is not a key: give tokens of letters, digits and _=/- with dots between, "
             f"at most {_LONGEST_KEY} characters"
         )
     if not chunks and key.split(".", 1)[0] == _CHUNKS:
-        raise InputError(f"{key[:80]!r} is no key for values: {_CHUNKS} holds the parts of large ones")
+        raise InputError(f"{key[:80]!r} is not a key for values: {_CHUNKS} holds the parts of large ones")
     return key
 
 

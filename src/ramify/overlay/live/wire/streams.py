@@ -65,7 +65,7 @@ _LOOPBACK = ("nats://127.0.0.1:", "nats://[::1]:")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server and who connects to it. Without a seed the server must not ask for one (tests).
+    """A server and the user that connects to it. Without a seed the server must not ask for one (tests).
 
     With `tls`, or a URL tls://, nothing is sent before the handshake, whatever the server says. Without a
     context the authorities of this system are trusted.

@@ -9,7 +9,7 @@ Joining    A profile that a hierarchy's filters cover joins it: the hierarchy's 
            hierarchies the one that takes fewest new links is joined. A profile that none covers gets a
            channel of its own.
 Bounds     Where trees are made within latency bounds, a newcomer's bound holds for every channel it joins:
-           its gateway climbs each tree until an ancestor keeps it. Nobody who is there already is moved. A
+           its gateway climbs each tree until an ancestor keeps it. No member is moved. A
            hierarchy that would have to move somebody, or that is late, is passed over for a channel of its
            own, rooted at its gateway: no way is faster. If that is late too, the newcomer is refused, or
            connected by the fastest path from the root, as the plan was asked to (`lateness`).

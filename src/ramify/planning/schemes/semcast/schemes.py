@@ -457,7 +457,7 @@ def _admitted(expression: Expression, wanted: Sequence[Words]) -> Words:
 
 
 def _judged(made: Plan) -> Plan:
-    """The plan with those named who may be late. `TooLateError` where they are to be refused."""
+    """The plan that names its late subscriptions. `TooLateError` if they are to be refused."""
     late = late_subscriptions(made)
     if late and refuses(made):
         raise TooLateError("semcast-delay", late)
