@@ -33,7 +33,7 @@ from ramify.planning.plans.plan import Plan
 from ramify.planning.pricing.rules import Rules
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from ramify.pipeline.session.engine import Engine
 
 __all__ = ["CoordinatorOptions", "SampleDemand", "run_coordinator"]
 
@@ -84,7 +84,7 @@ class SampleDemand:
         self._directory, self._window_s, self._url = directory, window_s, url
         self._specs, self._half_life_s = tuple(specs), checked_half_life(half_life_s)
         self._open = contextlib.ExitStack()
-        self._spark: SparkSession | None = None
+        self._spark: Engine | None = None
 
     async def __call__(self, plan: Plan, rules: Rules) -> Demand | None:
         """The demand with the classes of a plan and the tags of rules; None when no sample has landed."""
@@ -129,11 +129,11 @@ class SampleDemand:
         with reckoned(spark, source, filters, counting) as found:
             return found.windows().whole
 
-    def _session(self) -> "SparkSession":
-        from ramify.pipeline.session.session import spark_session
+    def _session(self) -> "Engine":
+        from ramify.pipeline.session.warm import opened
 
         if self._spark is None:
-            self._spark = self._open.enter_context(spark_session(self._url))
+            self._spark = self._open.enter_context(opened(self._url))
         return self._spark
 
     def close(self) -> None:

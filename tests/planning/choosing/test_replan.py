@@ -9,6 +9,7 @@ from ramify.content.filters.space import Axis, Grid
 from ramify.content.filters.subscriptions import Subscription
 from ramify.network.graphs.overlay import Link, Overlay
 from ramify.overlay.control import registry
+from ramify.overlay.control.records import ClientRecord, ClientSubscription, FilterText
 from ramify.overlay.control.registry import Book
 from ramify.planning.choosing.judgement import faults, likely_events
 from ramify.planning.choosing.replan import ReplanJob, ReplanResult, make_plans
@@ -37,6 +38,7 @@ SQUARE = Overlay.build(
 ROWS = [Subscription("all", "r", "d", sql="x >= 0")]
 CLASSES = Classes.collapse(ROWS, SQUARE, {})
 SCHEMA = EventSchema({"x": AttributeType.INT64, "personal": AttributeType.BOOLEAN})
+NOBODY = Classes.collapse([], SQUARE, {})
 ATTACHED = {"w": "a", "r": "d"}
 GDPR = Rules(residency=(Residency("gdpr", "personal = true", brokers=frozenset({"b"})),))
 FREE = Rules(residency=(Residency("free", "personal = true", brokers=frozenset({"c"})),))
@@ -145,6 +147,42 @@ def test_plans_that_divide_the_content_space_are_judged_too(scheme: str) -> None
     likely = likely_events(plan, GDPR.residency)
     assert len(likely)
     assert price(plan, likely).undelivered == 0
+
+
+def test_events_that_were_seen_do_not_hide_those_that_a_newcomer_may_get() -> None:
+    """Tagged events were sampled, none for the class that is judged: its way is judged all the same."""
+    seen = counted(
+        GDPR, classes=Classes.collapse([Subscription("none", "r", "d", sql="x < 0")], SQUARE, {})
+    )
+    assert (seen.tags & 1).any()
+    assert not len(seen.classes)
+    assert [fault.rule for fault in faults(CHEAP, seen, GDPR)] == ["residency: gdpr"]
+    assert not faults(DEAR, seen, GDPR)
+
+
+def test_an_event_published_where_it_may_not_be_does_not_freeze_plans() -> None:
+    """No plan keeps it out, so none is refused for it; a plan that sends others there still is."""
+    home = Rules(residency=(Residency("home", "personal = true", brokers=frozenset({"a"})),))
+    demand = counted(home)
+    assert [fault.unavoidable for fault in broken(price(DEAR, demand), home)] == [True]
+    assert not faults(DEAR, demand, home)
+    both = Rules(residency=(Residency("both", "personal = true", brokers=frozenset({"a", "b"})),))
+    assert [fault.rule for fault in faults(CHEAP, counted(both), both)] == ["residency: both"]
+
+
+def test_a_proposal_leaves_out_a_newcomer_whose_way_breaks_a_rule() -> None:
+    """The newcomer was refused on the running plan, and stays so on the next."""
+    empty = make_plan("spt:root=a", Problem.of(SQUARE, NOBODY, Demand.of([]), ATTACHED))
+    numbers = iter(range(100))
+    book, _ = Book.first(empty, lambda: f"p{next(numbers)}")
+    book.obey(GDPR)
+    record = ClientRecord("n", "d", {"n/x": ClientSubscription(FilterText(sql="personal = true"))})
+    book.put_records([record])
+    book.revise(["n/x"])
+    assert "residency: gdpr" in book.head.lacks["n/x"].reason
+    epoch, _ = book.propose(empty, counted(GDPR, classes=NOBODY))
+    assert "n/x" in book.live[epoch].lacks
+    assert not book.faults(book.live[epoch].plan, None)
 
 
 def test_rules_survive_their_document() -> None:

@@ -106,7 +106,7 @@ _OTHER_NAMES: dict[type[exp.Expr], str] = {
     exp.RegexpLike: "RLIKE",
     exp.NullSafeEQ: "<=>",
     exp.Escape: "ESCAPE",
-    exp.Any: "ANY_CHARACTERS",
+    exp.Any: "ANY",
     exp.Cast: "CAST",
     exp.TryCast: "CAST",
     exp.Case: "CASE",

@@ -443,7 +443,9 @@ class Book:
         What both lack waits for the plan after: were it refused, plans could be overtaken for ever. Clients
         are where the head has them, also in a plan that was made when they were elsewhere.
         """
-        return self._propose(plan, demand, {} if self.epochs.wanted is None else self.head.at)
+        at = {} if self.epochs.wanted is None else self.head.at
+        # a newcomer that the rules keep out stays out; a move is judged as a whole
+        return self._propose(plan, demand, at, judge=self.faults if self.rules else None)
 
     def move(
         self, to: Mapping[str, str], plan: Plan | None = None, demand: Demand | None = None
@@ -480,8 +482,9 @@ class Book:
         demand: Demand | None,
         at: Mapping[str, str],
         known: frozenset[str] = frozenset(),
+        judge: Judge | None = None,
     ) -> tuple[int, list[Write]]:
-        made = revised(self.with_clients_at(plan, at), self.wanted_at(at), demand=demand)
+        made = revised(self.with_clients_at(plan, at), self.wanted_at(at), demand=demand, judge=judge)
         head = None if self.epochs.wanted is None else self.head
         waiting = {} if head is None else head.lacks
         moved = {

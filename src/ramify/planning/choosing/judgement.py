@@ -1,12 +1,12 @@
-"""Which rules a plan breaks, on the events that were seen or, without any, on those that may come.
+"""Which rules a plan breaks, on the events that were seen and on those that may come.
 
 Owns the judgement of one plan by itself: a plan that someone gives, a plan after a client moved or a
 subscription joined, the plan that a rollback would bring back. Plans that are weighed against each other
 are judged by `weigh`, on the same events by the same rules.
 
-Where no event of a residency rule was seen, it is judged on one small event of each kind that may come: at
-each broker where clients are attached (everywhere, where none is), for each class that asks for events of
-the rule, and for all of them at once. Kinds that no plan can keep out of the forbidden places are left out.
+A residency rule is also judged on one small event of each kind that may come: at each broker where clients
+are attached (everywhere, where none is), for each class that asks for events of the rule, and for all of
+them at once. Kinds that no plan can keep out of the forbidden places are left out.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,19 +39,20 @@ def faults(plan: Plan, demand: Demand | None, rules: Rules) -> list[BrokenRule]:
     if not rules:
         return []
     found: list[BrokenRule] = []
-    unseen = rules.residency
     if demand is not None and demand.events:
         found = _asked(broken(price(plan, demand), rules))
-        seen = int(np.bitwise_or.reduce(demand.tags))
-        unseen = tuple(rule for tag, rule in enumerate(rules.residency) if not seen >> tag & 1)
-    likely = likely_events(plan, unseen)
+    # also where events of a rule were seen: none of them may have matched a class that has just joined
+    likely = likely_events(plan, rules.residency)
     if len(likely):
-        found += _asked(broken(price(plan, likely), Rules(residency=unseen)))
+        named = {fault.rule for fault in found}
+        more = _asked(broken(price(plan, likely), Rules(residency=rules.residency)))
+        found += [fault for fault in more if fault.rule not in named]
     return found
 
 
 def _asked(found: Sequence[BrokenRule]) -> list[BrokenRule]:
-    return [fault for fault in found if not fault.rule.startswith("latency: ")]
+    """Those that another plan could keep."""
+    return [fault for fault in found if not fault.rule.startswith("latency: ") and not fault.unavoidable]
 
 
 def likely_events(plan: Plan, rules: Sequence[Residency]) -> Demand:
@@ -72,7 +73,8 @@ def _kinds(plan: Plan, rule: Residency, wanted: Filter, tag: int) -> Iterator[_K
         and not forbidden[classes.broker[k]]
         and classes.filter_of(k).overlaps(wanted)
     ]
-    asking = asking[:: max(1, -(-len(asking) // JUDGED_CLASSES))]
+    # the last is the class that has just joined, where one has
+    asking = sorted({*asking[:: max(1, -(-len(asking) // JUDGED_CLASSES))], *asking[-1:]})
     attached = sorted({plan.overlay.index[at] for at in plan.attachments.values()})
     origins = attached or range(len(plan.overlay))
     for cell, near in _by_cell(plan, wanted, asking):

@@ -188,6 +188,8 @@ class BrokenRule:
 
     rule: str
     sentence: str
+    unavoidable: bool = False
+    """No plan could keep it: events are published at a forbidden broker."""
 
     def __str__(self) -> str:
         return f"{self.rule}: {self.sentence}"
@@ -277,6 +279,7 @@ def _residencies(price: Price, rule: Residency, tag: int) -> Iterator[BrokenRule
         f"residency: {rule.name}",
         f"events where {rule.events} are at {int(forbidden.sum())} of the brokers that they may not be at: "
         + "; ".join(said),
+        unavoidable=not (forbidden & ~published).any(),
     )
 
 

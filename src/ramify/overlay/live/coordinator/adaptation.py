@@ -156,7 +156,7 @@ class Adapter:
         """Take the rules and weights of the record. Others than before are weighed by at once."""
         if rules.revision != self._rules.revision:
             self._weigh_at = self._lack_again_at = 0.0
-            self._resting, self._trial = 0, None
+            self._resting, self._trial, self._pending = 0, None, None
         self._rules = rules
         self._book.obey(rules.rules)
 

@@ -201,13 +201,15 @@ class Coordinator:
         """
         found, config = await stores.store.get(RULES), self.config
         known = None if found is None else decode(found[0], RulesRecord)
-        wanted, self._ruled = (None if self._ruled else config.rules), True
+        wanted = None if self._ruled else config.rules
         wish = config.rules_once or ("" if wanted is None else encode(wanted.record(0, "", 0.0)).decode())
         if wanted is not None and (known is None or known.wish != wish):
             wanted.checked(plan.overlay, plan.classes.schema)
             record = wanted.record(1 if known is None else known.revision + 1, wish, time.time())
             await stores.store.put(RULES, encode(record), 0 if found is None else found[1])
+            self._ruled = True
             return OverlayRules.read(encode(record))
+        self._ruled = True
         held = NO_RULES if found is None else OverlayRules.read(found[0])
         return held.checked(plan.overlay, plan.classes.schema)
 

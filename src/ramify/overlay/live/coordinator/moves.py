@@ -301,6 +301,8 @@ class MoveConductor:
                     changed = await self._switch({client: foreign}) or changed
                 except BrokenRulesError as alone:
                     changed = await self._decline({client: foreign}, alone) or changed
+                except PlanError as error_alone:
+                    _log.info("%s waits for a plan that has it at %s: %s", client, foreign, error_alone)
             return changed
         why = f"with the client there the plan breaks {'; '.join(error.faults)}"[:_LONGEST_REASON]
         await self._put([declined(self.moves[client], why, time.time()) for client in due])
@@ -314,7 +316,10 @@ class MoveConductor:
         rest = {id_: row for id_, row in wanted.items() if row.client not in to}
         plan = book.with_clients_at(head.plan, at)
         bare = await asyncio.to_thread(lambda: grown(grown(plan, rest), wanted))
-        return await self._make(ReplanJob(bare, [spec_of(plan, self._scheme)], head.demand)), head.demand
+        demand, rules = head.demand, book.rules
+        made = await self._make(ReplanJob(bare, [spec_of(plan, self._scheme)], demand))
+        # counted with the tags of rules that no longer hold, a demand says nothing
+        return made, demand if book.rules == rules else None
 
     async def _made(self, due: Mapping[str, str]) -> bool:
         assert self._making is not None

@@ -4,15 +4,15 @@ Owns the events of the sample files that landed within a window, in memory, and 
 matches. `matching` gives a plan's demand on these events and the patterns that a newcomer matches, so that
 it joins the group whose cost rises least on them.
 
-Cost       A filter is held against an event once while the event is in the window. After that a newcomer
-           costs O(matches log matches) of the events kept. Beyond `SAMPLED_CLASSES` classes nothing is
+Cost       A newcomer costs one pass of the matcher over the events kept, at most `MOST_EVENTS` and a file;
+           a filter is compiled once. Beyond `SAMPLED_CLASSES` classes nothing is
            said: newcomers then join by their filters alone.
 """
 
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from ramify.content.filters.filters import Filter
 from ramify.content.filters.subscriptions import Subscription
 from ramify.content.matching.matcher import Matcher, Matches
 from ramify.errors import InputError
+from ramify.overlay.control.frames import concat
 from ramify.overlay.live.coordinator.collector import read_publishers
 from ramify.planning.demand.demand import MAX_TAGS, Demand
 from ramify.planning.demand.tally import PatternTally, TallySettings
@@ -35,11 +36,10 @@ __all__ = ["SampleWindow", "recent_files"]
 
 _log = logging.getLogger(__name__)
 
-MOST_EVENTS = 20_000
+MOST_EVENTS = 5_000
 """Events that are kept; of more, those of the newest files."""
 SAMPLED_CLASSES = 20_000
-
-Rows = npt.NDArray[np.int64]
+_STALE_FILTERS = 1_000
 
 
 def recent_files(directory: Path, window_s: float) -> list[Path]:
@@ -55,42 +55,47 @@ def recent_files(directory: Path, window_s: float) -> list[Path]:
     return found
 
 
-@dataclass(slots=True)
-class _SampleFile:
-    """The events of a file, and the rows of each batch that a filter matches, by the filter's key."""
+class _FilterIndex:
+    """One matcher for all filters of late. It grows, and is made anew when most are stale."""
 
-    batches: list[pa.RecordBatch]
-    rows: dict[bytes, list[Rows]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._matcher = Matcher()
+        self._ids: dict[bytes, int] = {}
 
-    @property
-    def events(self) -> int:
-        return sum(batch.num_rows for batch in self.batches)
-
-    def hold(self, filters: Sequence[Filter]) -> None:
-        """Hold the events against filters that they were not held against before."""
-        new = {one.key: one for one in filters if one.key not in self.rows}
-        if not new:
-            return
-        matcher, keys = Matcher(list(new.values())), list(new)
-        found: dict[bytes, list[Rows]] = {key: [] for key in keys}
-        for batch in self.batches:
-            matches = matcher.match(batch)
-            row = np.repeat(np.arange(batch.num_rows), np.diff(matches.ends))
-            order = np.argsort(matches.ids, kind="stable")
-            cuts = np.searchsorted(matches.ids[order], np.arange(len(keys) + 1))
-            for k, key in enumerate(keys):
-                found[key].append(row[order[cuts[k] : cuts[k + 1]]])
-        self.rows |= found
-
-    def matches(self, b: int, filters: Sequence[Filter]) -> Matches:
+    def match(self, batch: pa.RecordBatch, filters: Sequence[Filter]) -> Matches:
         """What each event of a batch matches, ids in the order of the filters."""
-        rows = [self.rows[one.key][b] for one in filters]
-        ids = np.repeat(np.arange(len(filters), dtype=np.int32), [len(each) for each in rows])
-        row = np.concatenate(rows) if rows else np.zeros(0, dtype=np.int64)
-        order = np.argsort(row, kind="stable")
-        count = np.bincount(row, minlength=self.batches[b].num_rows)
+        ids = self._held(filters)
+        found = self._matcher.match(batch)
+        order = np.argsort(ids, kind="stable")
+        places = np.searchsorted(ids[order], found.ids)
+        places[places == len(ids)] = 0
+        mine = ids[order[places]] == found.ids
+        row = np.repeat(np.arange(batch.num_rows), np.diff(found.ends))
+        # a filter may stand at several places: those of a class and of a newcomer that asks the same
+        ids_at, row_at = [order[places[mine]].astype(np.int32)], [row[mine]]
+        for place in self._repeated(ids, order):
+            again = row[found.ids == ids[place]]
+            ids_at.append(np.full(len(again), place, dtype=np.int32))
+            row_at.append(again)
+        rows, places = np.concatenate(row_at), np.concatenate(ids_at)
+        sorting = np.lexsort((places, rows))
+        count = np.bincount(rows, minlength=batch.num_rows)
         ends = np.concatenate(([0], np.cumsum(count))).astype(np.int64)
-        return Matches(ends, ids[order])
+        return Matches(ends, places[sorting].astype(np.int32))
+
+    def _held(self, filters: Sequence[Filter]) -> npt.NDArray[np.int64]:
+        """The matcher's number of each filter."""
+        if len(self._ids) > 2 * len(filters) + _STALE_FILTERS:
+            self._matcher, self._ids = Matcher(), {}
+        new = {one.key: one for one in filters if one.key not in self._ids}
+        self._ids |= dict(zip(new, self._matcher.extend(new.values()), strict=True))
+        return np.array([self._ids[one.key] for one in filters], dtype=np.int64)
+
+    @staticmethod
+    def _repeated(ids: npt.NDArray[np.int64], order: npt.NDArray[np.int64]) -> list[int]:
+        """The places whose filter stands at an earlier place too."""
+        same = np.flatnonzero(np.diff(ids[order]) == 0) + 1
+        return [int(order[at]) for at in same]
 
 
 class SampleWindow:
@@ -98,7 +103,10 @@ class SampleWindow:
 
     def __init__(self, directory: Path, window_s: float, most_events: int = MOST_EVENTS) -> None:
         self._directory, self._window_s, self._most_events = directory, window_s, most_events
-        self._files: dict[str, _SampleFile] = {}
+        self._files: dict[str, list[pa.RecordBatch]] = {}
+        self._names: tuple[str, ...] = ()
+        self._joined: list[pa.RecordBatch] = []
+        self._index = _FilterIndex()
 
     def matching(
         self, plan: Plan, row: Subscription, rules: Rules
@@ -110,8 +118,8 @@ class SampleWindow:
         tags = rules.tags(plan.classes.schema)
         if len(plan.classes) > SAMPLED_CLASSES or len(tags) >= MAX_TAGS:
             return None
-        files = self._recent()
-        if not files:
+        batches = self._recent()
+        if not batches:
             return None
         try:
             attached = {**read_publishers(self._directory), **plan.attachments}
@@ -119,45 +127,49 @@ class SampleWindow:
         except InputError as error:
             _log.warning("newcomer %s joins without samples: %s", row.id, error)
             return None
-        demand = _counted(files, plan, [*plan.classes.filters, *tags, newcomer], attached)
+        demand = self._counted(batches, plan, [*plan.classes.filters, *tags, newcomer], attached)
         mine = np.uint64(1) << np.uint64(len(tags))
         matched = (demand.tags & mine) != 0
         return replace(demand, tags=demand.tags & (mine - np.uint64(1)), tag_filters=len(tags)), matched
 
-    def _recent(self) -> list[_SampleFile]:
-        """The files of the window, the newest as far as there is room; others are forgotten."""
-        kept: dict[str, _SampleFile] = {}
+    def _recent(self) -> list[pa.RecordBatch]:
+        """The events of the window, joined; of more than there is room for, those of the newest files."""
+        kept: dict[str, list[pa.RecordBatch]] = {}
         events = 0
         for path in reversed(recent_files(self._directory, self._window_s)):
             if events >= self._most_events:
                 break
-            file = self._files.get(path.name)
-            if file is None:
+            batches = self._files.get(path.name)
+            if batches is None:
                 try:
-                    file = _SampleFile(pq.read_table(path).to_batches())
+                    batches = pq.read_table(path).to_batches()
                 except (OSError, pa.ArrowInvalid) as error:
                     _log.warning("%s cannot be read: %s", path, error)
                     continue
-            kept[path.name] = file
-            events += file.events
+            kept[path.name] = batches
+            events += sum(batch.num_rows for batch in batches)
         self._files = kept
-        return list(kept.values())
+        if tuple(kept) != self._names:
+            self._names = tuple(kept)
+            self._joined = concat(batch for batches in kept.values() for batch in batches)
+        return self._joined
 
-
-def _counted(
-    files: Sequence[_SampleFile], plan: Plan, filters: Sequence[Filter], attached: dict[str, str]
-) -> Demand:
-    """The demand of all events; filters behind those of the classes are tags."""
-    counting = TallySettings.of(plan.classes, plan.overlay, attached, grid=plan.grid)
-    tally = PatternTally(counting)
-    for file in files:
-        file.hold(filters)
-        for b, batch in enumerate(file.batches):
-            tally.add(batch, file.matches(b, filters))
-    return Windows.of_rows(
-        tally.drain_arrays(),
-        counting.split,
-        tally.spans,
-        tally.unknown,
-        len(filters) - counting.classes,
-    ).whole
+    def _counted(
+        self,
+        batches: Sequence[pa.RecordBatch],
+        plan: Plan,
+        filters: Sequence[Filter],
+        attached: dict[str, str],
+    ) -> Demand:
+        """The demand of all events; filters behind those of the classes are tags."""
+        counting = TallySettings.of(plan.classes, plan.overlay, attached, grid=plan.grid)
+        tally = PatternTally(counting)
+        for batch in batches:
+            tally.add(batch, self._index.match(batch, filters))
+        return Windows.of_rows(
+            tally.drain_arrays(),
+            counting.split,
+            tally.spans,
+            tally.unknown,
+            len(filters) - counting.classes,
+        ).whole
