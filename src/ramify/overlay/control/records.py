@@ -10,12 +10,12 @@ The store (`store.Store`, bucket CTL), with names as tokens:
     rules                   `RulesRecord`: the rules that every plan must keep, and the user's weights
     replaced                names the last wish to replace the plan that was carried out
     plans.<id>              a plan (large value, `plans.files.encode_plan`), never changed
-    changes.<id>            `Changes`: one revision of one epoch's plan, never changed
+    changes.<id>            `PlanChanges`: one revision of one epoch's plan, never changed
     brokers.<broker>        lease of a broker; its session is in it
     reports.<broker>        `BrokerReport` of `epochs`
     status.<broker>         `Status`: counters for people and for the measured cost
     clients.<client>        `ClientRecord`: what a client asked for; the truth that plans follow
-    moves.<client>          `Move`: the latest move of a client to another broker (`overlay.moving`)
+    moves.<client>          `Move`: the latest move of a client to another broker (`moves`)
 
 A client asks its broker at `ramify.control.<client>` (`Request`), and gets `Answer`. The broker checks it
 and passes it on to the leader at `COORDINATE` on the control server, with the names of client and broker
@@ -189,7 +189,7 @@ class ClientRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Move(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A client's move from broker `home` to broker `foreign`; `overlay.moving` says what phases there are.
+    """A client's move from broker `home` to broker `foreign`; `moves` says what phases there are.
 
     url     of the server of the foreign broker
     ttl_s   how long the home broker redirects the client by itself afterwards

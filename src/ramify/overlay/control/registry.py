@@ -15,7 +15,7 @@ The *head* is the newest epoch that is to be flipped to. What it lacks, because 
 it, is not active and waits for the next plan. An older epoch may lack more: `missing` waits until nobody
 stamps events with that one.
 
-A client that moves to another broker (`moving`) does so with a new epoch: that and all later ones have it
+A client that moves to another broker (`moves`) does so with a new epoch: that and all later ones have it
 there, those before where it was, whatever is revised meanwhile. The record follows when the older are gone.
 """
 

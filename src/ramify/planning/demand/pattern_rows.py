@@ -29,8 +29,6 @@ PATTERNS = pa.schema(_COLUMNS)
 """One row a pattern. `tags` are the 64 bits of it; `pane` is the start of a pane of time, or null."""
 
 _BIG = np.dtype(">i4")
-PATTERN_ENTRIES = 2**31 // 4 - 1
-"""Class ids that one batch of keys can hold: its offsets have 32 bits."""
 
 
 def class_keys(start: npt.NDArray[np.int64], classes: npt.NDArray[np.int32]) -> Any:

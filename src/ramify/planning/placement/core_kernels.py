@@ -34,8 +34,6 @@ Longs = npt.NDArray[np.int64]
 
 MST, STEINER, ONE_TREE = 0, 1, 2
 
-SHIFT = np.uint64(63)
-
 
 class Trees(NamedTuple):
     """See the module. `kind` is MST, STEINER or ONE_TREE.

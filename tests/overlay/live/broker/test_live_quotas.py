@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_live_governed import ask
+from test_live_controlled import ask
 
 from overseeing import Overseen, overseen
 from ramify.content.filters.subscriptions import Subscription

@@ -9,7 +9,7 @@ leader is told, and takes the subscriptions out of the plans.
 The suspension is in the log before the first delivery is dropped, so no crash can hide it: a client that
 reads the lane learns of it. A lane whose last message has X is muted after a restart too.
 
-The lane of a client that has moved to another broker ends with a message with the header M (`moving`). What
+The lane of a client that has moved to another broker ends with a message with the header M. What
 waits on it is under quota and lease like any other; past either, a message with M and X follows. Once all
 of it is read the leader is told, and it is watched no more.
 

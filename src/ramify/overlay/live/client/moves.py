@@ -3,7 +3,7 @@
 Owns which broker a client asks and publishes at, and what its reader takes after the end of a lane.
 
     Wires    connections by broker. A broker that says `moved` is asked no more: the next one is
-    Course   reads like `LaneReader`, over all lanes of the client (`moving`): one to its end, then the
+    Course   reads like `LaneReader`, over all lanes of the client: one to its end, then the
              next. Numbers go on, and a number from before finds its lane again
     Guide    answers offers by the client's policy, and goes where the client has moved to
 

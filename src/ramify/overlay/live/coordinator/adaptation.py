@@ -6,10 +6,9 @@ what is wanted by then.
 
 A re-plan is on trial until enough was published with it: when the measured cost of a published GB rose by
 more than the tolerance, the plan before is flipped back to, or proposed again (unless that breaks a rule),
-and plans are not weighed
-for a while, longer each time. It is held against what the plan before cost of late: since the last weighing
-after which enough was published with it, not for all that it ever carried. Trials are not stored: the next
-leader keeps what it finds.
+and plans are not weighed for a while, longer each time. It is held against what the plan before cost of
+late: since the last weighing after which enough was published with it, not for all that it ever carried.
+Trials are not stored: the next leader keeps what it finds.
 
 The rules and weights of the overlay are those of its record. A plan that breaks a rule is never installed;
 one that runs when the rules change is replaced by the next weighing, although that may save nothing.

@@ -73,9 +73,9 @@ class Collector:
         self.landed = 0
         """Events that were written to files."""
         self.bad = 0
+        """Messages that were no events."""
         self._publishers: dict[str, str] = {}
         self._moved = False
-        """Messages that were no events."""
         self._stream = ""
         # landed, or gone from the stream before it was
         self._position = 0

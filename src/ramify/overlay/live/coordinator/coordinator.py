@@ -1,6 +1,6 @@
 """A coordinator: takes the lead when nobody has it, starts or continues an overlay, leads until it cannot.
 
-Owns its settings, the way into and out of a term (`leading.Term`), what is read from the store when one
+Owns its settings, the way into and out of a term (`term.Term`), what is read from the store when one
 begins, and the process that makes plans.
 
 Several may run; one leads, by the lease `leader`. All that a leader knows is in the store. One that loses

@@ -1,6 +1,6 @@
 """A leader moves clients: offers, answers, the switch of plans, records.
 
-Owns the moves of a term (`overlay.moving`) and their records `moves.<client>`. Like the book, they change
+Owns the moves of a term (`control.moves`) and their records `moves.<client>`. Like the book, they change
 in the leader's loop alone. A phase that rests on plans is written after the state that has them, so that
 a leader that goes on from the store finds nothing that is not so; what is not there yet shows in the plans.
 

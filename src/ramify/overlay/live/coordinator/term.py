@@ -5,7 +5,7 @@ in (watches, requests, plans that were made) waits in queues. Each turn of the l
 
     1. takes in what brokers say, and up to `MOST_AT_ONCE` requests, as one revision;
     2. looks after plans: makes one where the head lacks a subscription, weighs a new one each period,
-       takes back one whose measured cost rose; proposes one for clients that move (`moving`);
+       takes back one whose measured cost rose; proposes one for clients that move (`moves`);
     3. writes the state when a decision was made, and what became of moves, and
     4. answers the requests that are active everywhere, or whose time is over.
 

@@ -195,7 +195,7 @@ class Machine:
                     [
                         sys.executable,
                         "-m",
-                        "ramify.overlay.live.host.process",
+                        PROCESS,
                         *files,
                         *self._announced(name),
                     ],
