@@ -59,6 +59,7 @@ _HOME = {
         (
             *("RamifyError", "InputError", "FilterError", "SchemaError", "OverlayError"),
             *("DisconnectedError", "PlanError", "PlacementError", "LimitError", "SparkError", "LiveError"),
+            "MissingExtraError",
         ),
         "ramify.errors",
     ),
@@ -70,7 +71,15 @@ __all__ = ["__version__", *_HOME]  # names of `_HOME` are texts
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
+    try:
+        value = getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        from ramify.errors import MissingExtraError
+
+        missing = MissingExtraError.of(error)
+        if missing is None:
+            raise
+        raise missing from None
     globals()[name] = value
     return value
 

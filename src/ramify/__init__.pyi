@@ -9,6 +9,7 @@ from ramify.errors import FilterError as FilterError
 from ramify.errors import InputError as InputError
 from ramify.errors import LimitError as LimitError
 from ramify.errors import LiveError as LiveError
+from ramify.errors import MissingExtraError as MissingExtraError
 from ramify.errors import OverlayError as OverlayError
 from ramify.errors import PlacementError as PlacementError
 from ramify.errors import PlanError as PlanError

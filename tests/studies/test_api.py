@@ -310,3 +310,15 @@ def test_an_example_log_has_the_same_numbers_by_both_ways(example: ramify.Log) -
     told = command("plan", *words, "--hours", "24", "--schemes", "mst mult")
     found = ramify.study(example, rules=rules, hours=24).compare("mst mult")
     assert without_times(told) == without_times({**found.figures(), **found.rejected.figures()})
+
+
+def test_a_name_whose_extra_is_not_installed_says_which() -> None:
+    """As on a host with `pip install ramify` alone: scipy is not to be found."""
+    code = (
+        "import sys; sys.modules['scipy'] = None\n"
+        "import ramify\n"
+        "try:\n    ramify.schemes\n"
+        "except ramify.MissingExtraError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "pip install 'ramify[plan]'" in done.stdout, done.stderr

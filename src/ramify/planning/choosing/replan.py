@@ -28,7 +28,7 @@ from ramify.planning.plans.files import decode_plan, encode_plan, encoded, keep_
 from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
 from ramify.planning.pricing.rules import Rules
-from ramify.planning.schemes.catalog import SCHEMES, drift, make_plan, parameters, scheme_from
+from ramify.planning.schemes.catalog import drift, make_plan, parameters, scheme_from
 
 __all__ = [
     "ReplanJob",
@@ -324,8 +324,9 @@ def _gridded(old: Plan, job: _Job, demand: Demand) -> tuple[Grid | None, Demand]
 
 def spec_of(plan: Plan, otherwise: str) -> str:
     """The spec that makes plans as this one was made; `otherwise` where no scheme has its name."""
-    scheme = SCHEMES.get(plan.scheme)
-    if scheme is None:
+    try:
+        _, scheme, _ = scheme_from(plan.scheme)
+    except InputError:
         return otherwise
     given = {name: plan.settings[name] for name in parameters(scheme) if name in plan.settings}
     written = ",".join(f"{name}={value}" for name, value in given.items())
