@@ -124,7 +124,7 @@ def test_other_forms_can_be_read_back_and_planned(form: str, tmp_path: Path) -> 
 def test_what_is_there_is_not_overwritten_unless_told(log: Path) -> None:
     code, _, err = run("generate", SMALL, "--out", str(log))
     assert code == 2
-    assert "the directory is not empty" in err
+    assert "there are files here already" in err
 
 
 # ------------------------------------------------------------------------------------------ bad input

@@ -389,7 +389,7 @@ def test_collapse_refuses_what_is_given_twice_and_what_is_nowhere() -> None:
         Classes.collapse(
             [spelled("a", 0, sql="x = 1"), spelled("a", 1, sql="x = 2")], LINE, SCHEMA.attributes
         )
-    with pytest.raises(OverlayError, match="'nowhere', but overlay"):
+    with pytest.raises(OverlayError, match=r"'nowhere'\. Overlay line-4 has no such broker"):
         Classes.collapse([Subscription("a", "c", "nowhere", sql="x = 1")], LINE, SCHEMA.attributes)
 
 

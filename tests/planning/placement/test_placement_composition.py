@@ -143,7 +143,7 @@ def test_faults_are_named() -> None:
         placed(problem, {"p": "nowhere"})
     with pytest.raises(InputError, match="does not exist"):
         placement_problem(problem, access={("nobody", problem.overlay.brokers[0]): 1.0})
-    with pytest.raises(InputError, match="capacity for broker"):
+    with pytest.raises(InputError, match="has no such broker"):
         placement_problem(problem, capacity={"nowhere": 1.0})
     with pytest.raises(InputError, match="grid"):
         placement_problem(replace(problem, grid=None))

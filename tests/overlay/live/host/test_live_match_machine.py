@@ -90,8 +90,8 @@ def rejects(view: Overview) -> list[int]:
     ("options", "said"),
     [
         (["--matchmaking", "odd"], "give shared or per-source"),
-        (["--matchmaking", "shared", "--scheme", "mult"], "--scheme with --matchmaking"),
-        (["--matchmaking", "shared", "--replan-every", "5"], "--replan-every with --matchmaking"),
+        (["--matchmaking", "shared", "--scheme", "mult"], "--scheme cannot go with --matchmaking"),
+        (["--matchmaking", "shared", "--replan-every", "5"], "--replan-every cannot go with --matchmaking"),
     ],
 )
 def test_what_matchmaking_cannot_do_is_said_before_anything_starts(
