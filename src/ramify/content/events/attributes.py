@@ -4,10 +4,10 @@ Owns the values that clients, filters and control messages share. Arrow is impor
 asked for its column: a client that has sent no batch needs none. Batches are in `events`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, Self, TypeAlias
 
@@ -21,16 +21,27 @@ __all__ = [
     "BODY_IS_JSON",
     "CONTEXT_NAMES",
     "NULLS",
+    "OTHERS",
     "RESERVED_NAMES",
     "SIZE_BYTES",
+    "TEXT_MARK",
     "AttributeType",
     "AttributeValue",
+    "ElementKind",
     "Event",
+    "LeafList",
+    "Place",
     "RejectReason",
     "RejectedRecord",
+    "Scalar",
+    "text_path",
 ]
 
-AttributeValue: TypeAlias = str | int | float | bool | datetime | tuple[str, ...] | tuple[float, ...] | None
+Scalar: TypeAlias = str | int | float | bool | datetime
+AttributeValue: TypeAlias = Scalar | tuple[Scalar | None, ...] | None
+
+Place: TypeAlias = tuple[tuple[int, int], ...]
+"""Where a value stands in arrays of objects: (number of the array in the event, index), outermost first."""
 
 SIZE_BYTES = "_size_bytes"
 BODY = "_body"
@@ -42,6 +53,61 @@ CONTEXT_NAMES = frozenset({"id", "publisher", "time"})
 
 RESERVED_NAMES = frozenset({SIZE_BYTES, BODY, BODY_IS_JSON, NULLS})
 """Fixed columns that no filter may name and no record may use as a top-level field."""
+
+
+OTHERS = "_others"
+"""The column for what no other column of a batch holds: see `others`."""
+
+TEXT_MARK = "\0text"
+
+
+def text_path(path: str) -> str:
+    """The path under which a filter asks for the text of a timestamp, as patterns do.
+
+    The text is the one that the event was written with; where an event has none, RFC 3339 in UTC.
+    """
+    return path + TEXT_MARK
+
+
+class ElementKind(IntEnum):
+    """What one value is, where values of different types stand together."""
+
+    EMPTY = -1
+    NULL = 0
+    INT = 1
+    FLOAT = 2
+    BOOL = 3
+    TIME = 4
+    STRING = 5
+
+
+class LeafList(tuple["Scalar | None", ...]):
+    """The values of a field that stands in objects of an array, or in arrays of arrays; `places` in step.
+
+    A plain tuple is an array of scalars: its values have no places. Equality looks at the places too.
+    """
+
+    places: tuple[Place, ...]
+
+    def __new__(cls, values: "Iterable[Scalar | None]", places: Iterable[Place]) -> Self:
+        """A list whose `places` are as many as its `values`."""
+        made = super().__new__(cls, values)
+        made.places = tuple(places)
+        if len(made.places) != len(made):
+            raise ValueError(f"{len(made)} values have {len(made.places)} places")
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(other) and self.places == getattr(other, "places", ((),) * len(self))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return super().__hash__()
+
+    def __getnewargs__(self) -> tuple[tuple["Scalar | None", ...], tuple[Place, ...]]:
+        return tuple(self), self.places
 
 
 class AttributeType(StrEnum):

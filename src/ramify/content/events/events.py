@@ -328,7 +328,7 @@ def _fitted(value: AttributeValue, kind: AttributeType, path: str, event_id: str
         case AttributeType.STRINGS, tuple() if all(isinstance(v, str) for v in value):
             return list(value)
         case AttributeType.NUMBERS, tuple() if all(_is_finite(v) for v in value):
-            return [float(v) for v in value]
+            return [float(v) for v in value]  # type: ignore[arg-type]
     raise SchemaError(
         f"event {event_id!r}: {path!r} must be {kind}, not the {type(value).__name__} {value!r:.80}"
     )

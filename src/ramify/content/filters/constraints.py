@@ -38,7 +38,7 @@ class Absent(Enum):
 
 
 ABSENT = Absent.ABSENT
-Value = Scalar | None | Absent | Sequence[Scalar]
+Value = Scalar | None | Absent | Sequence[Scalar | None]
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,11 @@ class ArraySet:
     some: frozenset[ValueSet] = frozenset()
     none: frozenset[ValueSet] = frozenset()
 
-    def __contains__(self, elements: Sequence[Scalar]) -> bool:
+    def __contains__(self, elements: Sequence[Scalar | None]) -> bool:
         """Exact membership of one array."""
-        return all(any(e in s for e in elements) for s in self.some) and not any(
-            e in n for e in elements for n in self.none
+        found = [e for e in elements if e is not None]
+        return all(any(e in s for e in found) for s in self.some) and not any(
+            e in n for e in found for n in self.none
         )
 
     def intersect(self, other: "ArraySet") -> "ArraySet | None":
