@@ -13,7 +13,6 @@ from ramify.overlay.control.records import ClientRecord, ClientSubscription, Fil
 from ramify.overlay.control.registry import Book
 from ramify.planning.choosing.judgement import faults, likely_events
 from ramify.planning.choosing.replan import ReplanJob, ReplanResult, make_plans
-from ramify.planning.choosing.weigh import MonthlyWeights
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.demand.tally import tally
@@ -22,6 +21,7 @@ from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
 from ramify.planning.pricing.price import price
 from ramify.planning.pricing.rules import Residency, Rules, broken
+from ramify.planning.pricing.weights import MonthlyWeights
 from ramify.planning.schemes.catalog import make_plan
 
 # from a to d: through b it is cheap, through c it is dear

@@ -11,13 +11,14 @@ from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, PlanError
 from ramify.network.graphs.specs import overlay_from
 from ramify.planning.choosing import weigh as module
-from ramify.planning.choosing.weigh import UNDELIVERED, Weights, weigh
+from ramify.planning.choosing.weigh import UNDELIVERED, weigh
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
 from ramify.planning.pricing.price import Price, price
 from ramify.planning.pricing.rules import BrokenRule
+from ramify.planning.pricing.weights import Weights
 from ramify.planning.schemes import baselines
 from ramify.planning.schemes.catalog import SCHEMES, make_plan
 from ramify.planning.schemes.scheme import Progress, Scheme

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from ramify.content.events.events import AttributeType
 from ramify.network.graphs.overlay import Overlay
 from ramify.overlay.control.records import RulesRecord, decode
-from ramify.planning.choosing.weigh import MonthlyWeights
 from ramify.planning.pricing.rules import Rules
+from ramify.planning.pricing.weights import MonthlyWeights
 
 __all__ = ["NO_RULES", "OverlayRules"]
 

@@ -21,13 +21,14 @@ from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, RamifyError
 from ramify.planning.choosing.judgement import faults
 from ramify.planning.choosing.study import grid_for_schemes
-from ramify.planning.choosing.weigh import MonthlyWeights, Outcome, SchemeRow, exceeds, weigh
+from ramify.planning.choosing.weigh import Outcome, SchemeRow, exceeds, weigh
 from ramify.planning.demand.demand import NO_CELL, Demand
 from ramify.planning.plans.check import check
 from ramify.planning.plans.files import decode_plan, encode_plan, encoded, keep_encoded
 from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
 from ramify.planning.pricing.rules import Rules
+from ramify.planning.pricing.weights import MonthlyWeights
 from ramify.planning.schemes.catalog import drift, make_plan, parameters, scheme_from
 
 __all__ = [

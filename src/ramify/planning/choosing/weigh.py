@@ -27,18 +27,17 @@ from ramify.planning.plans.lateness import LateSubscription, TooLateError, late_
 from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
 from ramify.planning.pricing.bound import Yardstick
-from ramify.planning.pricing.price import MONTH_SECONDS, Price, Volume, price
+from ramify.planning.pricing.price import Price, Volume, price
 from ramify.planning.pricing.rules import Rules, broken
 from ramify.planning.pricing.sums import WeightedSpread
+from ramify.planning.pricing.weights import Weights
 from ramify.planning.schemes.catalog import MAIN, SCHEMES, make_plan, scheme_from
 from ramify.planning.schemes.scheme import Progress, silent
 
 __all__ = [
     "UNDELIVERED",
-    "MonthlyWeights",
     "Outcome",
     "SchemeRow",
-    "Weights",
     "exceeds",
     "together",
     "weigh",
@@ -47,57 +46,6 @@ __all__ = [
 
 UNDELIVERED = "undelivered"
 """The rule that needs no asking for: every event reaches every subscription that it matches."""
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """What else counts besides the bytes on the wire, in the same money, for the validation window.
-
-    per_filter     for each filter that a broker stores, summed over brokers
-    per_matching   for each time that a broker matches an event
-    """
-
-    per_filter: float = 0.0
-    per_matching: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("per_filter", "per_matching"):
-            _require_weight(name, getattr(self, name))
-
-    def score(self, priced: Price) -> float:
-        """What a plan counts. State is looked at only where it has a price."""
-        total = priced.money
-        if self.per_filter:
-            total += self.per_filter * float(priced.state.filters.sum())
-        if self.per_matching:
-            total += self.per_matching * priced.matchings
-        return total
-
-
-@dataclass(frozen=True, slots=True)
-class MonthlyWeights:
-    """What else counts, as people say it: money a month for a stored filter, for a million matchings."""
-
-    per_filter: float = 0.0
-    per_million_matchings: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("per_filter", "per_million_matchings"):
-            _require_weight(name, getattr(self, name))
-
-    def on(self, window: Demand) -> Weights:
-        """The same for one window. `InputError` for a price a month when the window's time is unknown."""
-        if self.per_filter and not window.seconds:
-            raise InputError(
-                "a filter has a price a month, but the log spans no time. Say how long it was: --hours."
-            )
-        windows = window.factor * MONTH_SECONDS / (window.seconds or MONTH_SECONDS)
-        return Weights(self.per_filter / windows, self.per_million_matchings / 1e6)
-
-
-def _require_weight(name: str, value: float) -> None:
-    if not (value >= 0 and isfinite(value)):
-        raise InputError(f"{name} = {value!r}. Allowed: 0 or more.")
 
 
 @dataclass(frozen=True, slots=True)
