@@ -25,7 +25,7 @@ from ramify.overlay.control.epochs import EpochError
 from ramify.overlay.control.epochs import EpochStage as Life
 from ramify.overlay.control.records import encode
 from ramify.overlay.control.registry import Book, BrokenRulesError, Matching
-from ramify.overlay.control.replan import CostMeter, EpochCost, PlanDecision, has_risen
+from ramify.overlay.control.replan import CostMeter, EpochCost, PlanDecision, measured_row, takes_back
 from ramify.overlay.control.rules import NO_RULES, OverlayRules
 from ramify.overlay.live.coordinator.leader_store import Stores
 from ramify.overlay.live.wire.tasks import end_tasks
@@ -323,22 +323,27 @@ class Adapter:
         late = (before.since(mark) for mark in reversed(trial.marks))
         # of little that was published the cost says little
         before = next((cost for cost in late if cost.events >= with_.enough_events), before)
-        if has_risen(before, after, with_.tolerance):
-            await self._roll_back(trial, before, after)
+        now_row = measured_row(self._book.head.plan, after)
+        if takes_back(now_row, measured_row(trial.old_plan, before), with_.tolerance):
+            broken = await asyncio.to_thread(self._book.faults, trial.old_plan, self._book.head.demand)
+            told = [str(fault) for fault in broken]
+            kept = takes_back(now_row, measured_row(trial.old_plan, before, told), with_.tolerance)
+            await self._roll_back(trial, before, after, () if kept else told)
         else:
             self._rest = _FIRST_REST
         self.measured.forget(epochs.live)
 
-    async def _roll_back(self, trial: _Trial, before: EpochCost, after: EpochCost) -> None:
+    async def _roll_back(
+        self, trial: _Trial, before: EpochCost, after: EpochCost, broken: Sequence[str]
+    ) -> None:
+        """Bring back the plan before, unless it breaks rules."""
         costs = before.per_gb or 0.0, after.per_gb or 0.0
         reason = f"measured cost rose from {costs[0]:.6g} to {costs[1]:.6g} per published GB"
         bad, epoch = self._book.head.plan, trial.old
         self._resting, self._rest = self._rest, min(_LONGEST_REST, 2 * self._rest)
-        head = self._book.head
-        if broken := await asyncio.to_thread(self._book.faults, trial.old_plan, head.demand):
-            told = [str(fault) for fault in broken]
-            why = f"{reason}, but the plan before breaks {'; '.join(told)}"
-            await self._decide("keep", why, bad, broken=told)
+        if broken:
+            why = f"{reason}, but the plan before breaks {'; '.join(broken)}"
+            await self._decide("keep", why, bad, broken=broken)
             return
         try:
             if self._book.can_roll_back_to(trial.old):
