@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from ramify.content.filters.filters import Filter
 from ramify.content.filters.subscriptions import Subscription
+from ramify.errors import InputError
 from ramify.network.graphs.overlay import Overlay
 from ramify.planning.demand.demand import NO_CELL, Demand
 from ramify.planning.plans.plan import Plan
@@ -87,9 +88,15 @@ class Bars:
         return cls(rules.residency, tuple(rules.tags(plan.classes.schema)), tuple(hosts))
 
     def against(self, row: Subscription, plan: Plan) -> tuple[BrokenRule, ...]:
-        """The rules that bar a subscription. Its filter is parsed only where one may."""
+        """The rules that bar a subscription. Its filter is parsed only where one may.
+
+        None bars a subscription whose filter cannot be read: no plan takes that one anyway.
+        """
         near = [at for at, hosts in enumerate(self.hosts) if row.broker in hosts]
-        asked = row.parse(plan.classes.schema) if near else None
+        try:
+            asked = row.parse(plan.classes.schema) if near else None
+        except InputError:
+            return ()
         return tuple(
             BrokenRule(
                 f"residency: {self.rules[at].name}",
