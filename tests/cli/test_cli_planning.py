@@ -155,7 +155,7 @@ def test_a_plan_that_breaks_a_rule_is_discarded_with_its_name(tmp_path: Path) ->
     rules = tmp_path / "rules.json"
     rules.write_text(
         '{"residency": [{"name": "stay-out", "events": "region = \'azure-westeurope\'", '
-        '"not_in": {"brokers": ["aws-af-south-1"]}}]}'
+        '"not_in": {"brokers": ["azure-southafricanorth"]}}]}'
     )
     workload = "demo:events=400,subscriptions=12"
     found = planned("--workload", workload, "--schemes", "broadcast explicit", "--rules", str(rules))

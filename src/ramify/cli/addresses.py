@@ -1,10 +1,22 @@
-"""Addresses of servers as users give them. Owns what counts as one."""
+"""Addresses of servers as users give them: what counts as one, and the control server of an overlay."""
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
+
+import typer
 
 from ramify.errors import InputError
 
-__all__ = ["server_url"]
+if TYPE_CHECKING:
+    import ssl
+
+    from ramify.overlay.live.wire.streams import Endpoint
+
+__all__ = ["ControlKeyOption", "ControlOption", "control_endpoint", "server_url"]
+
+ControlOption = Annotated[str | None, typer.Option(help="A control server elsewhere, with --key.")]
+ControlKeyOption = Annotated[Path | None, typer.Option(help="The seed file of one of its users.")]
 
 
 def server_url(text: str) -> str:
@@ -17,3 +29,16 @@ def server_url(text: str) -> str:
     if not good:
         raise InputError(f"{text!r} is not the URL of a server: give nats://host:port, or tls://host:port")
     return text
+
+
+def control_endpoint(
+    control: str, key: Path | None, name: str, tls: "ssl.SSLContext | None" = None
+) -> "Endpoint":
+    """A control server elsewhere, as one of its users. Raises `InputError` without a usable key."""
+    from ramify.overlay.live.wire.security import ControlRole, read_seed
+    from ramify.overlay.live.wire.streams import Endpoint
+
+    if key is None:
+        raise InputError("give --key with --control: the seed file of a user of the control server")
+    role = ControlRole("viewer")
+    return Endpoint(server_url(control), read_seed(key).seed, role.inbox_prefix, name, tls)

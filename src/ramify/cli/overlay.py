@@ -485,8 +485,8 @@ def given_rules(
     """
     from ramify.overlay.control.rules import OverlayRules
     from ramify.planning.choosing.judgement import faults
-    from ramify.planning.choosing.weigh import MonthlyWeights
     from ramify.planning.pricing.rules import Rules, read_rules
+    from ramify.planning.pricing.weights import MonthlyWeights
 
     if file is None and per_filter is None and per_matching is None:
         return None

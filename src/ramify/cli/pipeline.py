@@ -75,7 +75,7 @@ def price(
         _show_price(found)
     if found.broken:
         tell(found.rejected, as_json)
-        raise PlanError("the plan breaks rules on this log:", map(str, found.broken))
+        raise PlanError("the plan breaks rules on this log:", found.broken)
     tell_and_exit(found.rejected, as_json)
 
 

@@ -9,7 +9,7 @@ import msgspec
 import typer
 from rich.live import Live
 
-from ramify.cli.addresses import server_url
+from ramify.cli.addresses import ControlKeyOption, ControlOption, control_endpoint
 from ramify.cli.app import app
 from ramify.cli.console import friendly, out
 from ramify.cli.directories import DirOption, directory_at
@@ -30,8 +30,8 @@ _LOOK_LIMIT_S = 10.0
 @friendly
 def status(
     directory: DirOption = Path("ramify-data"),
-    control: Annotated[str | None, typer.Option(help="A control server elsewhere, with --key.")] = None,
-    key: Annotated[Path | None, typer.Option(help="The seed file of one of its users.")] = None,
+    control: ControlOption = None,
+    key: ControlKeyOption = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
@@ -41,8 +41,6 @@ def status(
     """Show what runs: the leader, plans, every broker's epoch, traffic and lag, latest decisions."""
     from ramify.cli.status_text import show
     from ramify.overlay.live.host.overview import looking, looking_here
-    from ramify.overlay.live.wire.security import ControlRole, read_seed
-    from ramify.overlay.live.wire.streams import Endpoint
 
     failed: list[str] = []
 
@@ -58,13 +56,9 @@ def status(
             )
         url, place = running.control_url, looking_here(files, running, noted)
     else:
-        if key is None:
-            raise InputError("give --key with --control: the seed file of a user of the control server")
-        role = ControlRole("viewer")
         context = tls_context(tls_ca, tls_cert, tls_key)
-        url = server_url(control)
-        endpoint = Endpoint(url, read_seed(key).seed, role.inbox_prefix, "status", context)
-        place = looking(endpoint, noted)
+        endpoint = control_endpoint(control, key, "status", context)
+        url, place = endpoint.url, looking(endpoint, noted)
     try:
         view = asyncio.run(_looked(place, watch and not as_json))
     except TimeoutError:

@@ -6,8 +6,8 @@ to a terminal has all the width that it needs.
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
-import msgspec
 from rich.text import Text
 
 from ramify.cli.console import out, say
@@ -73,20 +73,34 @@ def _remarks(broker: BrokerView) -> list[str]:
 
 
 def rule_lines(record: dict[str, object] | None) -> list[str]:
-    """A record of rules for people, a line for all of them and one for the weights."""
-    from ramify.overlay.control.rules import OverlayRules
+    """A record of rules for people, a line for all of them and one for the weights.
 
+    A record that cannot be used is shown as far as it can be read: the coordinator says what is wrong.
+    """
     if record is None:
         return ["rules: none"]
-    known = OverlayRules.read(msgspec.json.encode(record))
-    lines = [f"rules, revision {known.revision}: {'; '.join(known.rules.names) or 'none'}"]
-    weights = known.weights
-    if weights.per_filter or weights.per_million_matchings:
+    if "unusable" in record:
+        return [f"rules: the record cannot be used: {record['unusable']}"]
+    lines = [f"rules, revision {record.get('revision')}: {'; '.join(_rule_names(record)) or 'none'}"]
+    per_filter, per_matching = record.get("per_filter") or 0, record.get("per_million_matchings") or 0
+    if per_filter or per_matching:
         lines.append(
-            f"weights: {weights.per_filter:g} a month for a stored filter, "
-            f"{weights.per_million_matchings:g} for a million matchings"
+            f"weights: {per_filter:g} a month for a stored filter, {per_matching:g} for a million matchings"
         )
     return lines
+
+
+def _rule_names(record: dict[str, Any]) -> list[str]:
+    """The rules of a record by name. Read here, so that looking needs nothing that plans need."""
+    rules = record.get("rules") or {}
+    try:
+        return [
+            *(f"capacity: {broker}" for broker in rules.get("capacity_bytes_per_s", {})),
+            *(f"quota: {row['a']} - {row['b']}" for row in rules.get("quota_bytes_per_month", [])),
+            *(f"residency: {row['name']}" for row in rules.get("residency", [])),
+        ]
+    except (AttributeError, KeyError, TypeError):
+        return ["damaged. Replace them: ramify rules --set FILE"]
 
 
 def table(view: Overview, width: int | None) -> Text:

@@ -16,7 +16,7 @@ from ramify.network.graphs.overlay import Overlay
 from ramify.network.graphs.specs import overlay_from
 from ramify.planning.plans.files import read_plan
 from ramify.planning.plans.plan import Plan
-from ramify.planning.pricing.rules import Rules, read_rules, rules_of
+from ramify.planning.pricing.rules import Rules, read_rules
 
 __all__ = [
     "AnyAttachments",
@@ -62,7 +62,7 @@ def as_rules(given: AnyRules | None, overlay: Overlay) -> Rules:
     if isinstance(given, Rules):
         return given.require_known(overlay)
     if isinstance(given, Mapping):
-        return rules_of(dict(given), overlay)
+        return Rules.read(dict(given), overlay)
     return read_rules(given, overlay)
 
 

@@ -13,12 +13,12 @@ from ramify.errors import InputError
 from ramify.overlay.routing.simulator import SimulationResult, Simulator
 from ramify.planning.choosing.diff import PlanDiff
 from ramify.planning.choosing.diff import diff as plan_diff
+from ramify.planning.choosing.weigh import row_of
 from ramify.planning.demand.demand import Demand
 from ramify.planning.demand.splits import Split
 from ramify.planning.demand.tally import TallySettings
 from ramify.planning.plans.plan import Plan
 from ramify.planning.pricing.price import Price
-from ramify.planning.pricing.rules import BrokenRule, broken
 from ramify.studies.inputs import AnyPlan, AnyRules, as_plan, as_rules
 from ramify.studies.logs import Log, OpenLog
 from ramify.studies.rejects import Rejects, several
@@ -43,7 +43,7 @@ def price(
 ) -> "LogPrice":
     """Price a plan on every event of a log, where the events are.
 
-    `rules` are judged on the same events: see `LogPrice.broken`. The other parameters are those of `study`.
+    `rules` are judged as in a study: see `LogPrice.broken`. The other parameters are those of `study`.
     Raises `InputError` when the log has no usable event.
 
     >>> import ramify
@@ -78,7 +78,7 @@ def price(
         log.note(rejects, events_alone=True)
     if not priced.volume.events:
         raise InputError("the log has no event to price the plan on. Give another log.")
-    return LogPrice(made, priced, tuple(broken(priced, kept)), rejects)
+    return LogPrice(made, priced, row_of(made, priced, rules=kept).broken, rejects)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -89,13 +89,13 @@ class LogPrice:
     ----------
     plan        what was priced
     price       all sums and figures
-    broken      the rules that it breaks on any event
+    broken      the rules that it breaks on any event, or on one that may come; each with its name first
     rejected    what of the log could not be used
     """
 
     plan: Plan
     price: Price
-    broken: tuple[BrokenRule, ...] = ()
+    broken: tuple[str, ...] = ()
     rejected: Rejects = field(default_factory=Rejects)
 
     @property
@@ -131,7 +131,7 @@ class LogPrice:
     def figures(self) -> dict[str, Any]:
         """All figures as plain values, for JSON."""
         told = {"plan": self.plan.scheme, **self.price.figures(), **self.rejected.figures()}
-        return {**told, "broken": [str(fault) for fault in self.broken]}
+        return {**told, "broken": list(self.broken)}
 
     def to_frame(self) -> "pd.DataFrame":
         """A row per link and direction that anything crossed.

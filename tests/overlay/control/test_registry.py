@@ -27,7 +27,7 @@ from ramify.overlay.control.records import (
     decode,
 )
 from ramify.overlay.control.registry import Book, Write, applied, records_of
-from ramify.overlay.control.replan import CostMeter, EpochCost, has_risen
+from ramify.overlay.control.replan import CostMeter, EpochCost, measured_row, takes_back
 from ramify.overlay.control.requests import MOST_HELD, RequestLimits, ask
 from ramify.overlay.control.revisions import PlanChanges
 from ramify.planning.choosing.replan import ReplanJob, ReplanResult, grown, make_plans, spec_of
@@ -463,10 +463,21 @@ def test_measured_cost_counts_each_session_once_at_the_price_of_the_direction() 
 
 @pytest.mark.parametrize(
     ("before", "after", "risen"),
-    [(1.0, 1.05, False), (1.0, 1.06, True), (1.0, 0.5, False), (None, 9.0, False), (1.0, None, False)],
+    [
+        (1.0, 1.05, False),
+        (1.0, 1.06, True),
+        (1.0, 0.5, False),
+        (0.0, 1.0, True),
+        (0.0, 0.0, False),
+        (None, 9.0, False),
+        (1.0, None, False),
+    ],
 )
-def test_a_cost_has_risen_beyond_the_tolerance_or_not(
+def test_a_plan_is_taken_back_when_its_cost_rose_beyond_the_tolerance(
     before: float | None, after: float | None, risen: bool
 ) -> None:
+    plan = make_plan("mst", seeded_world(5, 6, 12, 60).problem)
     costs = [EpochCost(1, 0 if c is None else 10**9, c or 0.0) for c in (before, after)]
-    assert has_risen(*costs, 0.05) is risen
+    old, new = (measured_row(plan, cost) for cost in costs)
+    assert takes_back(new, old, 0.05) is risen
+    assert not takes_back(new, measured_row(plan, costs[0], ["residency: gdpr"]), 0.05)

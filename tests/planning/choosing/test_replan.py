@@ -11,9 +11,9 @@ from ramify.network.graphs.overlay import Link, Overlay
 from ramify.overlay.control import registry
 from ramify.overlay.control.records import ClientRecord, ClientSubscription, FilterText
 from ramify.overlay.control.registry import Book
-from ramify.planning.choosing.judgement import faults, likely_events
+from ramify.planning.choosing.judgement import Bars, faults, likely_events
 from ramify.planning.choosing.replan import ReplanJob, ReplanResult, make_plans
-from ramify.planning.choosing.weigh import MonthlyWeights
+from ramify.planning.choosing.weigh import row_of, weigh
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.demand.tally import tally
@@ -22,6 +22,7 @@ from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
 from ramify.planning.pricing.price import price
 from ramify.planning.pricing.rules import Residency, Rules, broken
+from ramify.planning.pricing.weights import MonthlyWeights
 from ramify.planning.schemes.catalog import make_plan
 
 # from a to d: through b it is cheap, through c it is dear
@@ -129,14 +130,49 @@ def test_without_events_residency_is_judged_by_what_may_be_published() -> None:
     assert [fault.rule for fault in faults(CHEAP, unseen, GDPR)] == ["residency: gdpr"]
 
 
-def test_what_no_plan_can_keep_out_is_not_held_against_a_plan() -> None:
+def test_a_rule_holds_for_events_that_no_sample_shows() -> None:
+    """A subscription at a forbidden broker, or behind some, asks for what may not come there."""
     walled = Rules(residency=(Residency("wall", "personal = true", brokers=frozenset({"b", "c"})),))
-    assert likely_events(CHEAP, walled.residency).publisher.tolist() == [3], "those that stay at d"
-    assert not faults(CHEAP, None, walled)
     here = Rules(residency=(Residency("here", "personal = true", brokers=frozenset({"d"})),))
-    assert not faults(CHEAP, None, here), "it is wanted there"
-    other = Rules(residency=(Residency("other", "x < 0", brokers=frozenset({"b"})),))
-    assert not faults(CHEAP, None, other), "nobody asks for such events"
+    other = Rules(residency=(Residency("other", "x < 0", brokers=frozenset({"b", "d"})),))
+    for plan in (CHEAP, DEAR):
+        for rules in (walled, here):
+            for seen in (None, counted(rules, personal=False)):
+                (fault,) = faults(plan, seen, rules)
+                assert fault.rule in rules.names
+        assert "wanted by subscriptions at d" in faults(plan, None, here)[0].sentence
+        assert not faults(plan, None, other), "nobody asks for such events"
+    assert likely_events(CHEAP, here.residency).publisher.tolist() == [0], "not what is published at d"
+
+
+def test_a_subscription_that_no_plan_may_serve_is_barred_by_the_rules_name() -> None:
+    walled = Residency("wall", "personal = true", brokers=frozenset({"b", "c"}))
+    here = Residency("here", "personal = true", brokers=frozenset({"d"}))
+
+    def barred(rule: Residency, sql: str, broker: str = "d", plan: Plan = CHEAP) -> list[str]:
+        row = Subscription("s", "r", broker, sql=sql)
+        return [fault.rule for fault in Bars.of(plan, Rules(residency=(rule,))).against(row, plan)]
+
+    for rule in (walled, here):
+        assert barred(rule, "x >= 0") == [f"residency: {rule.name}"]
+        assert not barred(rule, "x >= 0 AND personal = false"), "it asks for nothing of the rule"
+    assert not barred(here, "x >= 0", "a")
+    alone = replace(CHEAP, attachments={"r": "d"})
+    assert not barred(walled, "x >= 0", plan=alone), "nobody is beyond the forbidden brokers"
+    assert barred(walled, "x >= 0", plan=replace(CHEAP, attachments={})), "anybody may come"
+
+
+def test_no_plan_is_chosen_that_up_would_refuse() -> None:
+    """A log without an event of the rule: the chooser, the price and `faults` judge alike."""
+    demand = counted(GDPR, personal=False)
+    problem = Problem.of(SQUARE, CLASSES, demand, ATTACHED)
+    outcome = weigh(problem, demand, None, ["spt:root=a", "hub=c"], rules=GDPR)
+    assert [row.broken for row in outcome.rows] == [
+        row_of(plan, price(plan, demand), rules=GDPR).broken for plan in (CHEAP, DEAR)
+    ]
+    assert outcome.rows[0].broken == tuple(str(fault) for fault in faults(CHEAP, demand, GDPR))
+    assert outcome.rows[0].broken[0].startswith("residency: gdpr")
+    assert outcome.chosen is outcome.rows[1]
 
 
 @pytest.mark.parametrize("scheme", ["kyra", "mbr"])
@@ -168,6 +204,16 @@ def test_an_event_published_where_it_may_not_be_does_not_freeze_plans() -> None:
     assert not faults(DEAR, demand, home)
     both = Rules(residency=(Residency("both", "personal = true", brokers=frozenset({"a", "b"})),))
     assert [fault.rule for fault in faults(CHEAP, counted(both), both)] == ["residency: both"]
+    found = replanned(ReplanJob(DEAR, ["spt:root=a"], demand, 0.05, rules=home))
+    assert found.plan is not None
+    assert found.plan.scheme == "spt"
+    assert not found.broken
+    problem = Problem.of(SQUARE, CLASSES, demand, ATTACHED)
+    (row,) = weigh(problem, demand, None, ["hub=c"], rules=home).rows
+    assert not row.allowed, "of a log it is said"
+    (row,) = weigh(problem, demand, None, ["hub=c"], rules=home, excuse=True).rows
+    assert row.allowed
+    assert row.excused[0].startswith("residency: home")
 
 
 def test_a_proposal_leaves_out_a_newcomer_whose_way_breaks_a_rule() -> None:

@@ -11,13 +11,14 @@ from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, PlanError
 from ramify.network.graphs.specs import overlay_from
 from ramify.planning.choosing import weigh as module
-from ramify.planning.choosing.weigh import UNDELIVERED, Weights, weigh
+from ramify.planning.choosing.weigh import UNDELIVERED, weigh
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
 from ramify.planning.pricing.price import Price, price
 from ramify.planning.pricing.rules import BrokenRule
+from ramify.planning.pricing.weights import Weights
 from ramify.planning.schemes import baselines
 from ramify.planning.schemes.catalog import SCHEMES, make_plan
 from ramify.planning.schemes.scheme import Progress, Scheme
@@ -106,7 +107,7 @@ def test_of_equal_scores_the_first_tried_wins(windows: Windows, two_alike: None)
 def judge(monkeypatch: pytest.MonkeyPatch, names: Callable[[Price], list[str]]) -> None:
     """Another judge of rules than the real one."""
     monkeypatch.setattr(
-        module, "broken", lambda priced, rules: [BrokenRule(name, "so") for name in names(priced)]
+        module, "judged", lambda plan, priced, rules: [BrokenRule(name, "so") for name in names(priced)]
     )
 
 
@@ -168,25 +169,26 @@ def test_the_incumbent_stays_unless_enough_is_saved(windows: Windows) -> None:
     outcome = weigh(problem, validation, None, ["per-source"], incumbent=dear)
     assert outcome.incumbent is not None
     before, after = (price(plan, validation).money for plan in (dear, cheap))
-    assert outcome.saving == pytest.approx(1 - after / before)
+    assert outcome.challenger is not None
+    saving = outcome.saving_of(outcome.challenger)
+    assert saving == pytest.approx(1 - after / before)
     assert outcome.chosen is outcome.challenger
-    assert outcome.saving is not None
-    assert outcome.replaces(np.nextafter(outcome.saving, 0))
-    assert not outcome.replaces(outcome.saving), "at the threshold the old plan stays"
+    assert list(outcome.successors(np.nextafter(saving, 0))) == [outcome.challenger]
+    assert not any(outcome.successors(saving)), "at the threshold the old plan stays"
     back = weigh(problem, validation, None, ["broadcast"], incumbent=cheap)
     assert back.chosen is back.incumbent
-    assert back.saving is not None
-    assert back.saving < 0
-    assert not back.replaces(0.0)
+    assert back.saving_of(back.rows[0]) < 0
+    assert not any(back.successors(0.0))
     for wrong in (-0.1, float("nan"), float("inf")):
         with pytest.raises(InputError, match="Allowed: a share of the cost"):
-            back.replaces(wrong)
+            back.successors(wrong)
     rows = [each for members in problem.classes.members for each in members]
     other = Classes.collapse(rows[::-1], problem.overlay, SCHEMA.attributes)
     with pytest.raises(PlanError, match="number classes differently"):
         weigh(problem, validation, None, [], incumbent=replace(cheap, classes=other))
     free = weigh(problem, Demand.of([]), None, ["mst"], incumbent=cheap)
-    assert (free.saving, free.replaces(0.0)) == (0.0, False), "nothing is saved where nothing is paid"
+    assert free.saving_of(free.rows[0]) == 0.0, "nothing is saved where nothing is paid"
+    assert not any(free.successors(0.0))
 
 
 def test_an_incumbent_that_breaks_a_rule_is_replaced_although_that_saves_nothing(
@@ -196,11 +198,10 @@ def test_an_incumbent_that_breaks_a_rule_is_replaced_although_that_saves_nothing
     cheap = make_plan("per-source", problem)
     judge(monkeypatch, lambda made: ["residency"] if made.plan.scheme == "per-source" else [])
     outcome = weigh(problem, validation, None, ["broadcast"], incumbent=cheap)
-    assert outcome.saving is not None
-    assert outcome.saving < 0
-    assert outcome.replaces(0.5)
+    assert outcome.saving_of(outcome.rows[0]) < 0
+    assert list(outcome.successors(0.5)) == [outcome.rows[0]]
     judge(monkeypatch, lambda made: ["residency"])
-    assert not weigh(problem, validation, None, ["broadcast"], incumbent=cheap).replaces(0.0)
+    assert not any(weigh(problem, validation, None, ["broadcast"], incumbent=cheap).successors(0.0))
 
 
 def test_a_scheme_that_reaches_a_limit_or_refuses_is_a_row_with_the_reason(

@@ -134,7 +134,8 @@ class ForwardedRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_u
 
 class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why a request was not done. `code`: bad_request, bad_filter, too_complex, unknown, exists, limit,
-    too_late, suspended, no_coordinator, unavailable; moved: ask at `broker`, whose server is at `url`."""
+    too_late, forbidden, suspended, no_coordinator, unavailable; moved: ask at `broker`, whose server is at
+    `url`."""
 
     code: str
     reason: str

@@ -52,7 +52,7 @@ from ramify.overlay.control.records import (
 )
 from ramify.overlay.control.revisions import PlanChange, PlanChanges
 from ramify.overlay.routing.form import encode_routing
-from ramify.planning.choosing.judgement import faults
+from ramify.planning.choosing.judgement import Bars, faults
 from ramify.planning.choosing.revise import add_subscription, delete_subscription, redo, undo
 from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.files import decode_plan, encoded
@@ -102,10 +102,16 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """Why a plan does not have a subscription. `replan`: a new plan would."""
+    """Why a plan does not have a subscription. `replan`: a new plan would. `broken`: the rules for which no
+    plan may have it."""
 
     reason: str
     replan: bool
+    broken: tuple[BrokenRule, ...] = ()
+
+
+UNUSABLE = "rules"
+"""The rule that is broken by every new plan while the record of rules cannot be used."""
 
 
 class BrokenRulesError(PlanError):
@@ -136,12 +142,13 @@ def revised(
     demand: Demand | None = None,
     matching: Callable[[Plan, Subscription], tuple[Demand, npt.NDArray[np.bool_]] | None] | None = None,
     judge: Judge | None = None,
+    bars: Bars | None = None,
 ) -> RevisedPlan:
     """The plan with exactly the wanted subscriptions, of those that were touched, or of all.
 
-    What a plan of its kind cannot take, and what would make it break a rule that it kept, is left out and
-    named. Applying `changes` to the plan (`applied`) gives the same plan. Costs O(classes) for each change,
-    and O(subscriptions) once when all are compared.
+    What a plan of its kind cannot take, what would make it break a rule that it kept, and what the rules
+    bar from every plan is left out and named. Applying `changes` to the plan (`applied`) gives the same
+    plan. Costs O(classes) for each change, and O(subscriptions) once when all are compared.
     """
     ids = sorted({*wanted, *plan.classes.class_of} if touched is None else set(touched))
     members = {row.id: row for row in _members(plan, None if touched is None else ids)}
@@ -150,6 +157,9 @@ def revised(
     coming: list[Subscription] = []
     for id_ in ids:
         row, k = wanted.get(id_), plan.classes.class_of.get(id_)
+        if row is not None and bars is not None and (barred := bars.against(row, plan)):
+            lacks[id_] = Lack("; ".join(map(str, barred)), False, barred)
+            row = None
         if k is not None and (row is None or not _is_same(plan, k, members[id_], row)):
             left = delete_subscription(plan, id_)
             plan = left.plan
@@ -160,6 +170,7 @@ def revised(
         if row is not None and k is None:
             coming.append(row)
     broken = set() if judge is None or not coming else {fault.rule for fault in judge(plan, demand)}
+    broken -= {UNUSABLE}
     for row in coming:
         sample = None if matching is None else matching(plan, row)
         given, matched = (demand, None) if sample is None else sample
@@ -343,6 +354,8 @@ class Book:
         self.matching: Matching | None = None
         self.rules = Rules()
         """What every plan must keep."""
+        self.unusable = ""
+        """Why the record of rules cannot be used; until it can, no plan is installed and nobody joins."""
         self.dropped: list[str] = []
         """Keys that the next saved state no longer refers to."""
         self.blocked: dict[str, str] = {}
@@ -359,6 +372,8 @@ class Book:
         """
         made = cls(plan.overlay, fresh)
         made.rules = rules or Rules()
+        if broken := made.faults(plan, None):
+            raise BrokenRulesError(plan, broken)
         writes = made.put_records(records_of(plan).values())
         writes.append(Write(OVERLAY, encode_overlay(plan.overlay), large=True))
         _, more = made.propose(plan)
@@ -412,9 +427,11 @@ class Book:
         ids = None if touched is None else list(touched)
         known, rules = self.matching, self.rules
         sampled = None if known is None else lambda plan, row: known(plan, row, rules)
-        judge = self.faults if rules else None
+        judge = self.faults if rules or self.unusable else None
         found = {
-            epoch: revised(live.plan, self.wanted_at(live.at), ids, live.demand, sampled, judge)
+            epoch: revised(
+                live.plan, self.wanted_at(live.at), ids, live.demand, sampled, judge, self.bars(live.plan)
+            )
             for epoch, live in self.live.items()
         }
         for epoch, made in found.items():
@@ -445,7 +462,7 @@ class Book:
         """
         at = {} if self.epochs.wanted is None else self.head.at
         # a newcomer that the rules keep out stays out; a move is judged as a whole
-        return self._propose(plan, demand, at, judge=self.faults if self.rules else None)
+        return self._propose(plan, demand, at, judge=self.faults if self.rules or self.unusable else None)
 
     def move(
         self, to: Mapping[str, str], plan: Plan | None = None, demand: Demand | None = None
@@ -455,7 +472,7 @@ class Book:
         Rules that the head breaks already do not hold a client back.
         """
         head = self.head
-        broken = frozenset(fault.rule for fault in self.faults(head.plan, head.demand))
+        broken = frozenset(fault.rule for fault in self.faults(head.plan, head.demand)) - {UNUSABLE}
         demand = head.demand if plan is None else demand
         return self._propose(plan or head.plan, demand, {**head.at, **to}, broken)
 
@@ -465,12 +482,32 @@ class Book:
         Nothing is known of rates where a demand does not span a time.
         """
         rules = self.rules
+        if self.unusable:
+            return [BrokenRule(UNUSABLE, f"their record cannot be used: {self.unusable}")]
         if demand is None or len(rules.residency) > demand.tag_filters:
             return faults(plan, None, rules)
         return faults(plan, demand, rules if demand.seconds else Rules(residency=rules.residency))
 
-    def obey(self, rules: Rules) -> None:
-        """Take other rules. What was counted with the tags of those before is forgotten."""
+    def bars(self, plan: Plan) -> Bars | None:
+        """What the residency rules bar from plans for these clients; None without such rules."""
+        return Bars.of(plan, self.rules) if self.rules.residency else None
+
+    def served_at(self, at: Mapping[str, str]) -> dict[str, Subscription]:
+        """As `wanted_at`, without what the rules bar from every plan."""
+        plan, wanted = self.with_clients_at(self.head.plan, at), self.wanted_at(at)
+        bars = self.bars(plan)
+        if bars is None:
+            return dict(wanted)
+        return {id_: row for id_, row in wanted.items() if not bars.against(row, plan)}
+
+    def obey(self, rules: Rules, unusable: str = "") -> None:
+        """Take other rules; or none, where their record cannot be used. Call `revise` next.
+
+        What was counted with the tags of the rules before is forgotten.
+        """
+        self.unusable = unusable
+        if unusable:
+            return
         if rules != self.rules:
             for live in self.live.values():
                 live.demand = None
@@ -484,12 +521,16 @@ class Book:
         known: frozenset[str] = frozenset(),
         judge: Judge | None = None,
     ) -> tuple[int, list[Write]]:
-        made = revised(self.with_clients_at(plan, at), self.wanted_at(at), demand=demand, judge=judge)
+        placed = self.with_clients_at(plan, at)
+        made = revised(placed, self.wanted_at(at), demand=demand, judge=judge, bars=self.bars(placed))
         head = None if self.epochs.wanted is None else self.head
         waiting = {} if head is None else head.lacks
         moved = {
             id_ for client in at if client in self.records for id_ in self.records[client].subscriptions
         }
+        coming = sorted(moved & made.lacks.keys() - waiting.keys())
+        if barred := [fault for id_ in coming for fault in made.lacks[id_].broken]:
+            raise BrokenRulesError(made.plan, barred)
         if lost := [
             lack.reason
             for id_, lack in made.lacks.items()
@@ -529,7 +570,8 @@ class Book:
     def is_head(self, plan: Plan) -> bool:
         """Whether a plan, with what is wanted now, is the head's."""
         at = self.head.at
-        made = revised(self.with_clients_at(plan, at), self.wanted_at(at))
+        placed = self.with_clients_at(plan, at)
+        made = revised(placed, self.wanted_at(at), bars=self.bars(placed))
         return encoded(_tidied(made.plan)) == encoded(_tidied(self.head.plan))
 
     def long(self) -> list[int]:
@@ -587,6 +629,8 @@ class Book:
         for id_ in ids:
             if id_ in head and self.blocked:
                 return dict(self.blocked)
+            if id_ in head and head[id_].broken:
+                return dict.fromkeys(everyone, f"the rules bar {id_}: {head[id_].reason}")
             if id_ in head:
                 return dict.fromkeys(everyone, f"waits for a plan that can take {id_}: {head[id_].reason}")
         lacking = [e for e, live in self.live.items() if any(id_ in live.lacks for id_ in ids)]
@@ -623,6 +667,9 @@ class Book:
 
     def can_roll_back_to(self, epoch: int) -> bool:
         """Whether an epoch is live and has everything that is wanted, with clients where they are now."""
-        if self.epochs.state(epoch) is Life.RETIRED or self.live[epoch].lacks:
+        if (
+            self.epochs.state(epoch) is Life.RETIRED
+            or self.live[epoch].lacks.keys() - self.head.lacks.keys()
+        ):
             return False
         return self._apart(self.live[epoch]) == self._apart(self.head)

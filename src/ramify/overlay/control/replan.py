@@ -7,7 +7,7 @@ A plan is taken back when the measured cost of a published byte rose with it by 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -15,8 +15,10 @@ from ramify.errors import OverlayError
 from ramify.network.graphs.overlay import Overlay
 from ramify.overlay.control.records import Status
 from ramify.planning.choosing.replan import SchemeTrial
+from ramify.planning.choosing.weigh import SchemeRow, successors
+from ramify.planning.plans.plan import Plan
 
-__all__ = ["CostMeter", "EpochCost", "PlanDecision", "has_risen"]
+__all__ = ["CostMeter", "EpochCost", "PlanDecision", "measured_row", "takes_back"]
 
 
 # ------------------------------------------------------------------------------------------- decisions
@@ -111,10 +113,19 @@ class CostMeter:
         }
 
 
-def has_risen(before: EpochCost, after: EpochCost, tolerance: float) -> bool:
-    """Whether a published byte costs more than before, by more than a share; no where one is unknown."""
-    old, new = before.per_gb, after.per_gb
-    return old is not None and new is not None and new > old * (1 + tolerance) and new > 0
+def measured_row(plan: Plan, cost: EpochCost, broken: Sequence[str] = ()) -> SchemeRow | None:
+    """A plan that runs or ran, to be weighed by its measured cost; None where nothing was published."""
+    per_gb = cost.per_gb
+    return None if per_gb is None else SchemeRow(plan.scheme, plan, score=per_gb, broken=tuple(broken))
+
+
+def takes_back(now: SchemeRow | None, before: SchemeRow | None, tolerance: float) -> bool:
+    """Whether the plan before should replace the one that runs: a published byte costs more than before by
+    more than the tolerance, a share of the cost before, and the plan before breaks no rule."""
+    if now is None or before is None:
+        return False
+    bearable = replace(before, score=before.score * (1 + tolerance))
+    return any(successors(now, [bearable], 0.0))
 
 
 def _price(overlay: Overlay, a: str, b: str) -> float:

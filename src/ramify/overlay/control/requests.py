@@ -52,6 +52,7 @@ class RequestLimits:
     most_bytes of a record that a request makes longer
     moving     client -> the broker that plans have begun to move it to; it may ask there too
     too_late   why the plan refuses a subscription for its latency bound; empty where it does not
+    barred     the rules for which no plan may have a subscription, in words; empty where there are none
     """
 
     brokers: frozenset[str]
@@ -62,6 +63,7 @@ class RequestLimits:
     most_bytes: int = MOST_RECORD_BYTES
     moving: Mapping[str, str] = field(default_factory=dict)
     too_late: Callable[[Subscription], str] = lambda _row: ""
+    barred: Callable[[Subscription], str] = lambda _row: ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,9 @@ def _subscribe(record: ClientRecord, passed: ForwardedRequest, rules: RequestLim
                 f"subscription {request.id!r} has another filter: unsubscribe it first, or use another id",
             )
     kept = request.filter if known is None else known.filter
+    barred = rules.barred(subscription_of(record.client, record.broker, id_, kept)) if known is None else ""
+    if barred:
+        raise _RefusedError("forbidden", barred)
     latency_ms = _latency(record, id_, kept, request, rules)
     held = ClientSubscription(kept, request.quota_bytes, request.lease_s, latency_ms=latency_ms)
     counting, woken = _counting(record)

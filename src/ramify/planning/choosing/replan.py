@@ -5,7 +5,7 @@ own: a scheme may take seconds and hold the interpreter, while leases must be re
 `weigh`, with the plan that runs as the incumbent.
 
 A plan is offered only when it passed `check` for the problem it was made for, and breaks no rule on the
-demand. Without a demand, residency is judged by what may be published (`judgement`).
+demand or on what may be published (`judgement`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,16 @@ import numpy.typing as npt
 from ramify.content.filters.space import Grid
 from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, RamifyError
-from ramify.planning.choosing.judgement import faults
 from ramify.planning.choosing.study import grid_for_schemes
-from ramify.planning.choosing.weigh import MonthlyWeights, Outcome, SchemeRow, exceeds, weigh
+from ramify.planning.choosing.weigh import Outcome, SchemeRow, row_of, weigh
 from ramify.planning.demand.demand import NO_CELL, Demand
 from ramify.planning.plans.check import check
 from ramify.planning.plans.files import decode_plan, encode_plan, encoded, keep_encoded
 from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
-from ramify.planning.pricing.rules import Rules
+from ramify.planning.pricing.price import price
+from ramify.planning.pricing.rules import LATENCY, Rules
+from ramify.planning.pricing.weights import MonthlyWeights
 from ramify.planning.schemes.catalog import drift, make_plan, parameters, scheme_from
 
 __all__ = [
@@ -215,40 +216,42 @@ class _Maker:
         tried: list[SchemeTrial] = []
         for spec in specs:
             row = self._weighed(self.demand, self.demand, [spec]).rows[0]
-            kept = all(fault.startswith("latency: ") for fault in row.broken)
-            plan = row.plan if kept else None
-            broken = [] if plan is None else self._faults(plan)
-            tried.append(_trial(row, broken))
-            if plan is not None and not broken:
-                return _Made(tried, encode_plan(plan), None, None, None)
+            broken = tuple(fault for fault in row.broken if not fault.startswith(LATENCY))
+            tried.append(_trial(replace(row, broken=broken)))
+            if row.plan is not None and not broken:
+                return _Made(tried, encode_plan(row.plan), None, None, None)
         return _Made(tried, None, None, None, None)
 
     def better(self, specs: Sequence[str], threshold: float) -> _Made:
         """The cheapest plan that should replace the old one and keeps the rules."""
         seen, unseen = _halves(self.demand, self.seed)
         outcome = self._weighed(seen, unseen, specs, self.old)
-        now = outcome.incumbent
+        now, best, kept = outcome.incumbent, outcome.challenger, None
         assert now is not None
-        old_broken = list(dict.fromkeys((*now.broken, *self._faults(self.old))))
-        found: dict[str, list[str]] = {}
-        costs: tuple[float, float | None, float | None] = now.score, None, None
-        for row in sorted((row for row in outcome.rows if row.allowed), key=lambda row: row.score):
-            saving = outcome.saving_of(row)
-            if costs[1] is None:
-                costs = now.score, row.score, saving
-            if not exceeds(saving, threshold) and not old_broken:
-                break
+        found: dict[str, SchemeRow] = {}
+        for row in outcome.successors(threshold):
             # it was weighed on halves; made for all events it is another plan
-            problem = self._problem(self.demand)
-            kept = check(make_plan(row.name, problem, self.seed), problem)
-            found[row.name] = self._faults(kept)
-            if not found[row.name]:
-                tried = [_trial(row, found.get(row.name, ())) for row in outcome.rows]
-                moves = drift(self.old, kept, self.demand)
-                said = "" if moves is None else str(moves)
-                return _Made(tried, encode_plan(kept), now.score, row.score, saving, said, old_broken)
-        tried = [_trial(row, found.get(row.name, ())) for row in outcome.rows]
-        return _Made(tried, None, *costs, broken=old_broken)
+            whole = found[row.name] = self._whole(row)
+            if whole.allowed:
+                best, kept = row, whole.plan
+                break
+        score, saving = (None, None) if best is None else (best.score, outcome.saving_of(best))
+        moves = None if kept is None else drift(self.old, kept, self.demand)
+        return _Made(
+            [_trial(found.get(row.name, row), row) for row in outcome.rows],
+            None if kept is None else encode_plan(kept),
+            now.score,
+            score,
+            saving,
+            "" if moves is None else str(moves),
+            list(now.broken),
+        )
+
+    def _whole(self, row: SchemeRow) -> SchemeRow:
+        """The plan that a row's scheme makes for all events, judged."""
+        problem = self._problem(self.demand)
+        made = check(make_plan(row.name, problem, self.seed), problem)
+        return row_of(made, price(made, self.demand), rules=self.rules, excuse=True)
 
     def _weighed(
         self, seen: Demand, unseen: Demand, specs: Sequence[str], old: Plan | None = None
@@ -260,8 +263,9 @@ class _Maker:
             specs,
             whole=self.demand,
             incumbent=old,
-            rules=self.rules if self.demand.events else None,
+            rules=self.rules,
             weights=self.weights.on(unseen) if self.demand.events else None,
+            excuse=True,
             seed=self.seed,
         )
 
@@ -269,13 +273,12 @@ class _Maker:
         old = self.old
         return Problem.of(old.overlay, old.classes, events, old.attachments, grid=self.grid)
 
-    def _faults(self, plan: Plan) -> list[str]:
-        return [str(fault) for fault in faults(plan, self.demand, self.rules)]
 
-
-def _trial(row: SchemeRow, more: Sequence[str] = ()) -> SchemeTrial:
+def _trial(judged: SchemeRow, weighed: SchemeRow | None = None) -> SchemeTrial:
+    """What became of a scheme: rules as judged last, the rest as it was weighed."""
+    row = judged if weighed is None else weighed
     cost = row.score if row.validation is not None else None
-    return SchemeTrial(row.name, row.seconds, cost, row.reason or "", [*row.broken, *more])
+    return SchemeTrial(row.name, row.seconds, cost, row.reason or "", list(judged.broken))
 
 
 def _halves(demand: Demand, seed: int) -> tuple[Demand, Demand]:

@@ -14,7 +14,7 @@ from ramify.content.filters.filters import Filter
 from ramify.content.filters.space import Grid
 from ramify.errors import InputError
 from ramify.network.graphs.overlay import Overlay
-from ramify.planning.choosing.weigh import MonthlyWeights, SchemeRow, Weights, weigh, with_budget
+from ramify.planning.choosing.weigh import SchemeRow, weigh, with_budget
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.demand.windows import Windows
@@ -24,6 +24,7 @@ from ramify.planning.plans.files import read_plan
 from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
 from ramify.planning.pricing.rules import Rules
+from ramify.planning.pricing.weights import MonthlyWeights, Weights
 from ramify.planning.schemes.catalog import SCHEMES, make_plan, scheme_from
 from ramify.planning.schemes.scheme import Progress, silent
 from ramify.planning.schemes.shared.grids import grid_for

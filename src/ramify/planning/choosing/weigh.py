@@ -1,17 +1,18 @@
 """The chooser: make the plan of every scheme, keep the cheapest that breaks no rule, report all honestly.
 
-Owns the choice, wherever plans are weighed: for `ramify plan`, for live re-plans, with or without a plan
-that runs already (the incumbent). Plans are made on the training window (`problem.demand`), chosen on a
-validation window, and reported on a test window that neither planning nor choosing has seen: what was
-chosen for being cheap on one window looks cheaper there than it is. Rules are judged on all events of the
-windows together, because a rule is broken by a single event.
+Owns the choice, wherever plans are weighed: for `ramify plan`, for live re-plans and rollbacks, with or
+without a plan that runs already (the incumbent); and the row of a plan that is only priced (`row_of`).
+Plans are made on the training window (`problem.demand`), chosen on a validation window, and reported on a
+test window that neither planning nor choosing has seen: what was chosen for being cheap on one window looks
+cheaper there than it is. Rules are judged on all events of the windows together, because a rule is broken
+by a single event, and on events that may come (`judgement`).
 
 The score of a plan is its money on the validation window, headers included, plus what the user says that
 stored filters and matchings cost. Of equal scores the scheme that was tried first wins, the incumbent
 before all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from math import inf, isfinite, nan
 from time import perf_counter
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from ramify.errors import InputError, PlanError, RamifyError
+from ramify.planning.choosing.judgement import judged
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.check import check
@@ -27,19 +29,19 @@ from ramify.planning.plans.lateness import LateSubscription, TooLateError, late_
 from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
 from ramify.planning.pricing.bound import Yardstick
-from ramify.planning.pricing.price import MONTH_SECONDS, Price, Volume, price
-from ramify.planning.pricing.rules import Rules, broken
+from ramify.planning.pricing.price import Price, Volume, price
+from ramify.planning.pricing.rules import Rules
 from ramify.planning.pricing.sums import WeightedSpread
+from ramify.planning.pricing.weights import Weights
 from ramify.planning.schemes.catalog import MAIN, SCHEMES, make_plan, scheme_from
 from ramify.planning.schemes.scheme import Progress, silent
 
 __all__ = [
     "UNDELIVERED",
-    "MonthlyWeights",
     "Outcome",
     "SchemeRow",
-    "Weights",
-    "exceeds",
+    "row_of",
+    "successors",
     "together",
     "weigh",
     "with_budget",
@@ -47,57 +49,6 @@ __all__ = [
 
 UNDELIVERED = "undelivered"
 """The rule that needs no asking for: every event reaches every subscription that it matches."""
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """What else counts besides the bytes on the wire, in the same money, for the validation window.
-
-    per_filter     for each filter that a broker stores, summed over brokers
-    per_matching   for each time that a broker matches an event
-    """
-
-    per_filter: float = 0.0
-    per_matching: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("per_filter", "per_matching"):
-            _require_weight(name, getattr(self, name))
-
-    def score(self, priced: Price) -> float:
-        """What a plan counts. State is looked at only where it has a price."""
-        total = priced.money
-        if self.per_filter:
-            total += self.per_filter * float(priced.state.filters.sum())
-        if self.per_matching:
-            total += self.per_matching * priced.matchings
-        return total
-
-
-@dataclass(frozen=True, slots=True)
-class MonthlyWeights:
-    """What else counts, as people say it: money a month for a stored filter, for a million matchings."""
-
-    per_filter: float = 0.0
-    per_million_matchings: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("per_filter", "per_million_matchings"):
-            _require_weight(name, getattr(self, name))
-
-    def on(self, window: Demand) -> Weights:
-        """The same for one window. `InputError` for a price a month when the window's time is unknown."""
-        if self.per_filter and not window.seconds:
-            raise InputError(
-                "a filter has a price a month, but the log spans no time. Say how long it was: --hours."
-            )
-        windows = window.factor * MONTH_SECONDS / (window.seconds or MONTH_SECONDS)
-        return Weights(self.per_filter / windows, self.per_million_matchings / 1e6)
-
-
-def _require_weight(name: str, value: float) -> None:
-    if not (value >= 0 and isfinite(value)):
-        raise InputError(f"{name} = {value!r}. Allowed: 0 or more.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +61,9 @@ class SchemeRow:
     plan         None when it could not be made; then there are no prices either
     score        on the validation window; inf without a plan
     seconds      that it took to make the plan
-    broken       the rules that it breaks on any event of the windows, each with its name first
+    broken       the rules that it breaks on any event of the windows or on one that may come, each with its
+                 name first
+    excused      those that no plan can keep, where that does not bar a plan (`weigh`)
     reason       why there is no plan or no price
     refused      subscriptions that it refuses for their latency bound: then there is no plan
     """
@@ -125,6 +78,7 @@ class SchemeRow:
     broken: tuple[str, ...] = ()
     reason: str | None = None
     refused: tuple[LateSubscription, ...] = ()
+    excused: tuple[str, ...] = ()
 
     @property
     def late(self) -> tuple[LateSubscription, ...]:
@@ -134,7 +88,7 @@ class SchemeRow:
     @property
     def allowed(self) -> bool:
         """Whether it may be chosen."""
-        return self.validation is not None and not self.broken
+        return self.plan is not None and not self.broken
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,43 +115,43 @@ class Outcome:
             if not row.allowed
         }
 
-    @property
-    def challenger(self) -> SchemeRow | None:
-        """The cheapest row that may be chosen and is not the incumbent; None when there is none."""
-        allowed = [row for row in self.rows if row.allowed]
-        return min(allowed, key=lambda row: row.score, default=None)
-
-    @property
-    def saving(self) -> float | None:
-        """The share of the incumbent's score that the challenger saves; 0 where that costs nothing.
-
-        None where one of them is missing.
-        """
-        return (
-            None if self.challenger is None or self.incumbent is None else self.saving_of(self.challenger)
-        )
-
     def saving_of(self, row: SchemeRow) -> float:
         """The share of the incumbent's score that a row saves; 0 where the incumbent costs nothing."""
         assert self.incumbent is not None
-        before = self.incumbent.score
-        return (before - row.score) / before if before > 0 else 0.0
+        return _saving(self.incumbent, row)
 
-    def replaces(self, threshold: float) -> bool:
-        """Whether the challenger should replace the incumbent: it saves more than the threshold, a share of
-        what the incumbent counts, or it keeps rules that the incumbent breaks. `InputError` for a threshold
-        below 0."""
-        enough = exceeds(self.saving or 0.0, threshold)
-        if self.challenger is None or self.incumbent is None:
-            return self.challenger is not None
-        return enough or not self.incumbent.allowed
+    @property
+    def challenger(self) -> SchemeRow | None:
+        """The cheapest row that may be chosen and is not the incumbent; None when there is none."""
+        return next(_cheapest(self.rows), None)
+
+    def successors(self, threshold: float) -> Iterator[SchemeRow]:
+        """The rows that should replace the incumbent: see `successors`. Without one, all that may run."""
+        if self.incumbent is None:
+            return _cheapest(self.rows)
+        return successors(self.incumbent, self.rows, threshold)
 
 
-def exceeds(saving: float, threshold: float) -> bool:
-    """Whether a saving is worth a new plan. `InputError` for a threshold below 0."""
+def successors(incumbent: SchemeRow, rows: Sequence[SchemeRow], threshold: float) -> Iterator[SchemeRow]:
+    """The rows that should replace the incumbent, the cheapest first.
+
+    A row replaces it that may be chosen, and that saves more than the threshold, a share of what the
+    incumbent counts; or any that may be chosen where the incumbent breaks a rule. `InputError` for a
+    threshold below 0.
+    """
     if not (isfinite(threshold) and threshold >= 0):
         raise InputError(f"threshold = {threshold!r}. Allowed: a share of the cost, 0 or more.")
-    return saving > threshold
+    return (row for row in _cheapest(rows) if not incumbent.allowed or _saving(incumbent, row) > threshold)
+
+
+def _cheapest(rows: Sequence[SchemeRow]) -> Iterator[SchemeRow]:
+    """The rows that may be chosen, by score; of equal ones the first."""
+    return iter(sorted((row for row in rows if row.allowed), key=lambda row: row.score))
+
+
+def _saving(incumbent: SchemeRow, row: SchemeRow) -> float:
+    before = incumbent.score
+    return (before - row.score) / before if before > 0 else 0.0
 
 
 def weigh(
@@ -210,6 +164,7 @@ def weigh(
     incumbent: Plan | None = None,
     rules: Rules | None = None,
     weights: Weights | None = None,
+    excuse: bool = False,
     seconds: float | None = None,
     seed: int = 0,
     progress: Progress = silent,
@@ -220,6 +175,9 @@ def weigh(
     them; or the window itself where they are all the same. Without it rules are judged on the validation
     window. `seconds` is the budget of each scheme that takes one. The incumbent must number classes as the
     problem does.
+
+    An event that is published where it may not be breaks its rule whatever the plan. With `excuse` that
+    bars no plan: an overlay that runs must route on.
 
     Every plan that is priced has passed `check`. A scheme that refuses the problem, reaches a limit or
     makes a plan that does not pass becomes a row that says so. A spec that cannot be read is an
@@ -232,7 +190,7 @@ def weigh(
     demands = [problem.demand, validation, *([] if test is None else [test])]
     overlay, classes, access = problem.overlay, problem.classes, problem.access
     yardsticks = [Yardstick(overlay, classes, demand, access=access) for demand in demands]
-    bench = _Bench(problem, yardsticks, whole, rules or Rules(), weights or Weights())
+    bench = _Bench(problem, yardsticks, whole, rules or Rules(), weights or Weights(), excuse)
     now = None if incumbent is None else bench.row(incumbent.scheme, incumbent)
     rows: list[SchemeRow] = []
     for spec, name in asked.items():
@@ -251,23 +209,14 @@ class _Bench:
     whole: Demand | None
     rules: Rules
     weights: Weights
+    excuse: bool
 
     def row(self, name: str, plan: Plan, seconds: float = 0.0) -> SchemeRow:
         """A plan priced and judged."""
         prices = [price(plan, each.demand, each) for each in self.yardsticks]
-        train, judged, *further = prices
-        found = self._judged(prices)
-        missed = [UNDELIVERED] if found.undelivered else []
-        return SchemeRow(
-            name,
-            plan,
-            train,
-            judged,
-            further[0] if further else None,
-            score=self.weights.score(judged),
-            seconds=seconds,
-            broken=(*missed, *(str(fault) for fault in broken(found, self.rules))),
-        )
+        train, validation, *further = prices
+        made = row_of(plan, validation, self._judged(prices), self.rules, self.weights, excuse=self.excuse)
+        return replace(made, name=name, train=train, test=further[0] if further else None, seconds=seconds)
 
     def _judged(self, prices: list[Price]) -> Price:
         """The price that rules are judged on."""
@@ -275,6 +224,30 @@ class _Bench:
             return prices[1]
         apart = sum(part.volume.events for part in prices) == self.whole.events
         return together(self.whole, prices if apart else prices[:1])
+
+
+def row_of(
+    plan: Plan,
+    priced: Price,
+    whole: Price | None = None,
+    rules: Rules | None = None,
+    weights: Weights | None = None,
+    *,
+    excuse: bool = False,
+) -> SchemeRow:
+    """A plan by itself: its score, and the rules that it breaks on `whole` (else on what was priced)."""
+    seen = priced if whole is None else whole
+    found = judged(plan, seen, rules or Rules())
+    missed = [UNDELIVERED] if seen.undelivered else []
+    excused = [str(fault) for fault in found if excuse and fault.unavoidable]
+    return SchemeRow(
+        plan.scheme,
+        plan,
+        validation=priced,
+        score=(weights or Weights()).score(priced),
+        broken=(*missed, *(str(fault) for fault in found if str(fault) not in excused)),
+        excused=tuple(excused),
+    )
 
 
 def _tried(spec: str, bench: _Bench, seed: int, progress: Progress) -> SchemeRow:

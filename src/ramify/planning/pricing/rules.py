@@ -42,7 +42,10 @@ from ramify.planning.demand.demand import MAX_TAGS
 from ramify.planning.plans.legs import ROUNDING
 from ramify.planning.pricing.price import MONTH_SECONDS, Price
 
-__all__ = ["BrokenRule", "Residency", "Rules", "broken", "read_rules", "rules_of"]
+__all__ = ["LATENCY", "BrokenRule", "Residency", "Rules", "broken", "read_rules"]
+
+LATENCY = "latency: "
+"""How the names of broken latency bounds begin."""
 
 RULES_FILE_BYTES = 1 << 24
 BROKEN_SHOWN = 8
@@ -151,9 +154,13 @@ class Rules:
         return {name: part for name, part in parts.items() if part}
 
     @staticmethod
-    def read(document: Any) -> "Rules":
-        """The rules of a document in the form of their file. `InputError` with the place in it."""
-        return _rules(document)
+    def read(document: Any, overlay: Overlay | None = None) -> "Rules":
+        """The rules of a document in the form of their file. `InputError` with the place in it.
+
+        With an overlay, names are checked against it.
+        """
+        rules = _rules(document)
+        return rules if overlay is None else rules.require_known(overlay)
 
     def tags(self, schema: Mapping[str, AttributeType] | None = None) -> list[Filter]:
         """The filters of the residency rules, in order: bit t of a demand's tags is for filter t."""
@@ -231,7 +238,7 @@ def _latencies(price: Price) -> Iterator[BrokenRule]:
         for row in classes.members[k]:
             if row.latency_ms is not None and _above(worst[k], row.latency_ms):
                 yield BrokenRule(
-                    f"latency: subscription {row.id}",
+                    f"{LATENCY}subscription {row.id}",
                     f"an event takes {worst[k]:g} ms to {row.id} at {host}; allowed: {row.latency_ms:g} ms",
                 )
 
@@ -304,15 +311,9 @@ def read_rules(path: str | os.PathLike[str], overlay: Overlay | None = None) -> 
     try:
         if len(content) > RULES_FILE_BYTES:
             raise InputError(f"larger than {RULES_FILE_BYTES:,} bytes. Merge rules.")
-        return rules_of(_decoded(content), overlay)
+        return Rules.read(_decoded(content), overlay)
     except InputError as error:
         raise InputError(str(error), path=str(path)) from error
-
-
-def rules_of(document: Any, overlay: Overlay | None = None) -> Rules:
-    """The rules in a decoded document of the same form. `InputError` with the place in it."""
-    rules = _rules(document)
-    return rules if overlay is None else rules.require_known(overlay)
 
 
 def _decoded(content: bytes) -> Any:

@@ -28,7 +28,6 @@ from ramify.overlay.live.coordinator.moves import MoveConductor
 from ramify.overlay.live.coordinator.samples import SampleWindow
 from ramify.overlay.live.wire.tasks import end_tasks
 from ramify.planning.choosing.replan import ReplanJob, ReplanResult
-from ramify.planning.choosing.weigh import MonthlyWeights
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.demand.tally import tally
@@ -36,6 +35,7 @@ from ramify.planning.plans.check import check
 from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
 from ramify.planning.pricing.rules import Residency, Rules
+from ramify.planning.pricing.weights import MonthlyWeights
 from ramify.planning.schemes.catalog import make_plan
 from ramify.planning.schemes.scheme import channel, put_together
 

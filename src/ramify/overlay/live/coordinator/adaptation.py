@@ -20,12 +20,16 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
+
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import PlanError, RamifyError
 from ramify.overlay.control.epochs import EpochError
 from ramify.overlay.control.epochs import EpochStage as Life
 from ramify.overlay.control.records import encode
-from ramify.overlay.control.registry import Book, BrokenRulesError, Matching
-from ramify.overlay.control.replan import CostMeter, EpochCost, PlanDecision, has_risen
+from ramify.overlay.control.registry import UNUSABLE, Book, BrokenRulesError, Matching
+from ramify.overlay.control.replan import CostMeter, EpochCost, PlanDecision, measured_row, takes_back
 from ramify.overlay.control.rules import NO_RULES, OverlayRules
 from ramify.overlay.live.coordinator.leader_store import Stores
 from ramify.overlay.live.wire.tasks import end_tasks
@@ -40,7 +44,7 @@ __all__ = ["Adapter", "DemandSource", "Make", "Replanner", "Settings"]
 _log = logging.getLogger(__name__)
 
 _MOST_DECISIONS = 100
-_LACK_RETRY_S = 5.0
+_LACK_RETRY_S, _LACK_LONGEST_S = 5.0, 320.0
 _PROPOSE_AGAIN_S = 0.3
 _FIRST_REST, _LONGEST_REST = 4, 64
 _MARKS = 16
@@ -49,6 +53,9 @@ DemandSource = Callable[[Plan, Rules], Awaitable[Demand | None]]
 """The demand of late, with the classes of a plan and the tags of rules; None where nothing is known."""
 
 Make = Callable[[ReplanJob], Awaitable[ReplanResult]]
+
+_LackKey = tuple[int | None, tuple[int, str], frozenset[str]]
+"""The head, the rules, and the subscriptions that the head lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +141,12 @@ class Adapter:
         # a plan that must be installed as soon as fewer than three epochs live
         self._pending: tuple[Plan, Demand | None] | None = None
         self._lack_again_at = self._propose_at = 0.0
+        # what no plan could be made for, and how long it rests
+        self._lack_of: _LackKey | None = None
+        self._lack_pause_s = _LACK_RETRY_S
+        # why there was no plan the last time, for a lack and by period; and of the rules
+        self._given_up: dict[bool, str] = {}
+        self._told_unusable = ""
         self._weigh_at = time.monotonic() + (replanner.period_s if replanner else 0.0)
         # periods to let pass, and how many the next rollback costs
         self._resting, self._rest = 0, _FIRST_REST
@@ -142,7 +155,7 @@ class Adapter:
         self._rules = NO_RULES
         self.refused: BrokenRulesError | None = None
         """Why the plan that this start was given is not installed."""
-        book.matching = settings.matching
+        book.matching = None if settings.matching is None else self._matching
 
     async def begin(self) -> None:
         """Go on counting decisions where the leader before stopped."""
@@ -153,11 +166,22 @@ class Adapter:
 
     def obey(self, rules: OverlayRules) -> None:
         """Take the rules and weights of the record. Others than before are weighed by at once."""
-        if rules.revision != self._rules.revision:
+        if (rules.revision, rules.unusable) != (self._rules.revision, self._rules.unusable):
             self._weigh_at = self._lack_again_at = 0.0
             self._resting, self._trial, self._pending = 0, None, None
         self._rules = rules
-        self._book.obey(rules.rules)
+        self._book.obey(rules.rules, rules.unusable)
+
+    def _matching(
+        self, plan: Plan, row: Subscription, rules: Rules
+    ) -> tuple[Demand, npt.NDArray[np.bool_]] | None:
+        """The samples that a newcomer is held against, standing for all that was published."""
+        assert self._settings.matching is not None
+        found = self._settings.matching(plan, row, rules)
+        return None if found is None else (self._scaled(found[0]), found[1])
+
+    def _scaled(self, demand: Demand) -> Demand:
+        return replace(demand, factor=demand.factor / self.measured.sampled_share)
 
     async def end(self) -> None:
         """Stop what is being made."""
@@ -167,6 +191,8 @@ class Adapter:
     async def step(self) -> bool:
         """Look after the plans; whether anything was decided that brokers must know."""
         self._changed = False
+        if self._rules.unusable != self._told_unusable:
+            await self._tell_unusable()
         making = self._making
         if making is not None and making.task.done():
             self._making = None
@@ -179,9 +205,22 @@ class Adapter:
             self._begin_what_is_due()
         return self._changed
 
+    async def _tell_unusable(self) -> None:
+        self._told_unusable = why = self._rules.unusable
+        if why:
+            reason = f"no plan is installed: the record of rules cannot be used: {why}"
+            await self._decide("keep", reason, self._book.head.plan, broken=[f"{UNUSABLE}: {why}"])
+
     def _begin_what_is_due(self) -> None:
+        if self._rules.unusable:
+            return
         now, head = time.monotonic(), self._book.head
-        if any(lack.replan for lack in head.lacks.values()) and now >= self._lack_again_at:
+        lacking = frozenset(id_ for id_, lack in head.lacks.items() if lack.replan)
+        key = self._book.epochs.wanted, (self._rules.revision, self._rules.unusable), lacking
+        if key != self._lack_of:
+            # something changed, so that a plan may be had now
+            self._lack_of, self._lack_again_at, self._lack_pause_s = key, 0.0, _LACK_RETRY_S
+        if lacking and now >= self._lack_again_at:
             self._begin(self._for_lack(head.plan, head.demand), for_lack=True)
         elif self._replanner is not None and now >= self._weigh_at:
             self._weigh_at = now + self._replanner.period_s
@@ -190,6 +229,24 @@ class Adapter:
             elif self._trial is None and self._is_settled():
                 self._mark()
                 self._begin(self._weigh(self._replanner, head.plan), for_lack=False)
+
+    async def _give_up(
+        self,
+        reason: str,
+        made: ReplanResult | None = None,
+        *,
+        for_lack: bool = True,
+        broken: Sequence[str] = (),
+    ) -> None:
+        """No plan can be had. Say it once; for what the head lacks try again later, and later each time."""
+        if for_lack:
+            self._lack_again_at = time.monotonic() + self._lack_pause_s
+            self._lack_pause_s = min(_LACK_LONGEST_S, 2 * self._lack_pause_s)
+        if reason == self._given_up.get(for_lack):
+            _log.debug("still no plan: %s", reason)
+            return
+        self._given_up[for_lack] = reason
+        await self._decide("give_up", reason, self._book.head.plan, made, broken=broken)
 
     def _mark(self) -> None:
         head = self._book.epochs.wanted or 0
@@ -208,8 +265,8 @@ class Adapter:
         self, plan: Plan, demand: Demand | None
     ) -> tuple[ReplanResult | None, Demand | None]:
         """A plan of the head's scheme that has everything that is wanted."""
-        wanted = self._book.wanted_at(self._book.head.at)
-        bare = await asyncio.to_thread(grown, plan, dict(wanted))
+        wanted = self._book.served_at(self._book.head.at)
+        bare = await asyncio.to_thread(grown, plan, wanted)
         own, rules = spec_of(plan, self._settings.scheme), self._rules.rules
         # another scheme only where the plan's own breaks a rule
         more = self._replanner.specs if rules and self._replanner is not None else ()
@@ -221,7 +278,7 @@ class Adapter:
         demand = await with_.source(plan, rules)
         if demand is None or demand.events < max(1, with_.least_events):
             return None, None
-        demand = replace(demand, factor=demand.factor / self.measured.sampled_share)
+        demand = self._scaled(demand)
         job = ReplanJob(plan, with_.specs, demand, with_.threshold, with_.seed, rules, weights)
         return await self._make_plans(job), demand
 
@@ -232,24 +289,23 @@ class Adapter:
             made, demand = making.task.result()
         except Exception as error:
             # also what a source of demand raises: plans can wait, leading cannot
-            self._lack_again_at = time.monotonic() + _LACK_RETRY_S
             reason = str(error) if isinstance(error, RamifyError) else repr(error)
-            await self._decide("give_up", reason, head.plan)
+            await self._give_up(reason, for_lack=making.for_lack)
             return
         if made is None:
             _log.info("plans are not weighed: there are too few recent samples")
             return
-        if making.rules.revision != self._rules.revision:
+        if making.rules != self._rules:
             _log.info("the rules changed while plans were made, so they are made again")
             self._weigh_at = 0.0
             return
         if making.for_lack:
             if made.plan is None:
-                self._lack_again_at = time.monotonic() + _LACK_RETRY_S
-                await self._decide("give_up", _why_none(made), head.plan, made)
+                await self._give_up(_why_none(made), made)
                 return
             self._pending = made.plan, demand
             return
+        self._given_up.pop(False, None)
         head.demand = demand
         if made.plan is None:
             await self._decide("keep", _why_kept(made), head.plan, made)
@@ -274,14 +330,14 @@ class Adapter:
             return
         except BrokenRulesError as error:
             self._pending = None
-            self._lack_again_at = time.monotonic() + _LACK_RETRY_S
-            await self._decide("give_up", str(error), before, broken=error.faults)
+            await self._give_up(str(error), broken=error.faults)
             return
         except PlanError:
             # subscriptions that came meanwhile: make it again with them
             self._pending = None
             return
         self._pending = self._trial = None
+        self._given_up.pop(True, None)
         self._book.blocked = {}
         moves = await asyncio.to_thread(drift, before, plan)
         reason = "subscriptions that the plan before cannot take" + (f"; {moves}" if moves else "")
@@ -323,22 +379,27 @@ class Adapter:
         late = (before.since(mark) for mark in reversed(trial.marks))
         # of little that was published the cost says little
         before = next((cost for cost in late if cost.events >= with_.enough_events), before)
-        if has_risen(before, after, with_.tolerance):
-            await self._roll_back(trial, before, after)
+        now_row = measured_row(self._book.head.plan, after)
+        if takes_back(now_row, measured_row(trial.old_plan, before), with_.tolerance):
+            broken = await asyncio.to_thread(self._book.faults, trial.old_plan, self._book.head.demand)
+            told = [str(fault) for fault in broken]
+            kept = takes_back(now_row, measured_row(trial.old_plan, before, told), with_.tolerance)
+            await self._roll_back(trial, before, after, () if kept else told)
         else:
             self._rest = _FIRST_REST
         self.measured.forget(epochs.live)
 
-    async def _roll_back(self, trial: _Trial, before: EpochCost, after: EpochCost) -> None:
+    async def _roll_back(
+        self, trial: _Trial, before: EpochCost, after: EpochCost, broken: Sequence[str]
+    ) -> None:
+        """Bring back the plan before, unless it breaks rules."""
         costs = before.per_gb or 0.0, after.per_gb or 0.0
         reason = f"measured cost rose from {costs[0]:.6g} to {costs[1]:.6g} per published GB"
         bad, epoch = self._book.head.plan, trial.old
         self._resting, self._rest = self._rest, min(_LONGEST_REST, 2 * self._rest)
-        head = self._book.head
-        if broken := await asyncio.to_thread(self._book.faults, trial.old_plan, head.demand):
-            told = [str(fault) for fault in broken]
-            why = f"{reason}, but the plan before breaks {'; '.join(told)}"
-            await self._decide("keep", why, bad, broken=told)
+        if broken:
+            why = f"{reason}, but the plan before breaks {'; '.join(broken)}"
+            await self._decide("keep", why, bad, broken=broken)
             return
         try:
             if self._book.can_roll_back_to(trial.old):

@@ -188,7 +188,8 @@ class Coordinator:
         else:
             stores.revisions[STATE] = found[1]
             book = await _load(stores, found[0], clients)
-            book.rules = (await self._rules(stores, book.head.plan)).rules
+            rules = await self._rules(stores, book.head.plan)
+            book.obey(rules.rules, rules.unusable)
             if self.config.replace_plan and self.config.plan is not None and not self._replaced:
                 await self._replace_once(stores, book, self.config.plan)
         self._replaced = True
@@ -197,10 +198,15 @@ class Coordinator:
     async def _rules(self, stores: Stores, plan: Plan) -> OverlayRules:
         """The rules of the record, which says what this start was given unless it has said so before.
 
-        Raises `InputError` for rules that do not go with the overlay and the schema of a plan.
+        Raises `InputError` for given rules that do not go with the overlay and the schema of a plan. Rules
+        of the record that do not are `unusable`: they must not end whoever leads.
         """
         found, config = await stores.store.get(RULES), self.config
-        known = None if found is None else decode(found[0], RulesRecord)
+        try:
+            known = None if found is None else decode(found[0], RulesRecord)
+        except InputError as error:
+            _log.warning("the record of rules is damaged: %s", error)
+            known = None
         wanted = None if self._ruled else config.rules
         wish = config.rules_once or ("" if wanted is None else encode(wanted.record(0, "", 0.0)).decode())
         if wanted is not None and (known is None or known.wish != wish):
@@ -210,12 +216,15 @@ class Coordinator:
             self._ruled = True
             return OverlayRules.read(encode(record))
         self._ruled = True
-        held = NO_RULES if found is None else OverlayRules.read(found[0])
-        return held.checked(plan.overlay, plan.classes.schema)
+        if found is None:
+            return NO_RULES
+        return OverlayRules.stored(found[0], plan.overlay, plan.classes.schema)
 
     async def _first(self, stores: Stores, clients: Mapping[str, bytes]) -> Book:
         plan = await asyncio.to_thread(self._first_plan)
         rules = await self._rules(stores, plan)
+        if rules.unusable:
+            raise LiveError(f"no plan is installed: the record of rules cannot be used: {rules.unusable}")
         book, writes = await asyncio.to_thread(Book.first, plan, _fresh, rules.rules)
         _check_sizes(writes, stores.store.most_value_bytes)
         # left by a first start that did not come to its end

@@ -312,7 +312,7 @@ class MoveConductor:
         """A plan of the head's scheme that has clients at their new brokers."""
         book, head = self._book, self._book.head
         at = {**head.at, **to}
-        wanted = dict(book.wanted_at(at))
+        wanted = book.served_at(at)
         rest = {id_: row for id_, row in wanted.items() if row.client not in to}
         plan = book.with_clients_at(head.plan, at)
         bare = await asyncio.to_thread(lambda: grown(grown(plan, rest), wanted))

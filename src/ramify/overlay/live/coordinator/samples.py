@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -44,15 +45,18 @@ _STALE_FILTERS = 1_000
 
 def recent_files(directory: Path, window_s: float) -> list[Path]:
     """The files of samples that landed within a window, by name."""
-    since, found = time.time() - window_s, []
-    for file in sorted(directory.glob("samples-*.parquet")):
-        try:
-            landed = file.stat().st_mtime
-        except FileNotFoundError:  # trimmed meanwhile
-            continue
-        if landed >= since:
-            found.append(file)
-    return found
+    since = time.time() - window_s
+    files = sorted(directory.glob("samples-*.parquet"))
+    # one that was trimmed meanwhile never landed
+    return [file for file in files if _landed(file, 0.0) >= since]
+
+
+def _landed(file: Path, otherwise: float = inf) -> float:
+    """When a file landed, in seconds since 1970; `otherwise` where it is gone."""
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:
+        return otherwise
 
 
 class _FilterIndex:
@@ -106,6 +110,8 @@ class SampleWindow:
         self._files: dict[str, list[pa.RecordBatch]] = {}
         self._names: tuple[str, ...] = ()
         self._joined: list[pa.RecordBatch] = []
+        # when the first of the files landed
+        self._landed = 0.0
         self._index = _FilterIndex()
 
     def matching(
@@ -113,7 +119,8 @@ class SampleWindow:
     ) -> tuple[Demand, npt.NDArray[np.bool_]] | None:
         """The demand of the events kept, for a plan, and the patterns that a newcomer matches.
 
-        None when no event is kept. The demand has the tags of the rules.
+        None when no event is kept. The demand has the tags of the rules. Events without times span the time
+        since the first of their files landed.
         """
         tags = rules.tags(plan.classes.schema)
         if len(plan.classes) > SAMPLED_CLASSES or len(tags) >= MAX_TAGS:
@@ -128,6 +135,8 @@ class SampleWindow:
             _log.warning("newcomer %s joins without samples: %s", row.id, error)
             return None
         demand = self._counted(batches, plan, [*plan.classes.filters, *tags, newcomer], attached)
+        if not demand.seconds:
+            demand = replace(demand, seconds=max(1.0, time.time() - self._landed))
         mine = np.uint64(1) << np.uint64(len(tags))
         matched = (demand.tags & mine) != 0
         return replace(demand, tags=demand.tags & (mine - np.uint64(1)), tag_filters=len(tags)), matched
@@ -135,7 +144,7 @@ class SampleWindow:
     def _recent(self) -> list[pa.RecordBatch]:
         """The events of the window, joined; of more than there is room for, those of the newest files."""
         kept: dict[str, list[pa.RecordBatch]] = {}
-        events = 0
+        events, landed = 0, time.time()
         for path in reversed(recent_files(self._directory, self._window_s)):
             if events >= self._most_events:
                 break
@@ -146,9 +155,9 @@ class SampleWindow:
                 except (OSError, pa.ArrowInvalid) as error:
                     _log.warning("%s cannot be read: %s", path, error)
                     continue
-            kept[path.name] = batches
+            kept[path.name], landed = batches, min(landed, _landed(path))
             events += sum(batch.num_rows for batch in batches)
-        self._files = kept
+        self._files, self._landed = kept, landed
         if tuple(kept) != self._names:
             self._names = tuple(kept)
             self._joined = concat(batch for batches in kept.values() for batch in batches)

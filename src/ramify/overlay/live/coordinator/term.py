@@ -24,6 +24,7 @@ import nats.errors
 from nats.aio.client import Client as Nats
 from nats.aio.msg import Msg
 
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, LiveError
 from ramify.overlay.control.epochs import BrokerReport
 from ramify.overlay.control.names import name_of
@@ -115,6 +116,8 @@ class Term:
         self._saved_at = 0.0
         self._hurry = True
         self._garbage: deque[tuple[float, str]] = deque()
+        # the rules changed, and with them what plans may have
+        self._judge_all = False
 
     # ------------------------------------------------------------------------------------------- run
 
@@ -151,6 +154,9 @@ class Term:
     async def _turn(self) -> None:
         self._wake.clear()
         self._absorb()
+        if self._judge_all:
+            self._judge_all = False
+            await self._revise(None)
         await self._take_requests()
         self._hurry = await self.plans.step() or self._hurry
         self._hurry = await self.moving.step() or self._hurry
@@ -199,13 +205,14 @@ class Term:
                     _log.warning("%s is unreadable: %s", change.key, error)
 
     def _obey(self, change: KeyChange) -> None:
-        """Rules of the record; those that cannot be read change nothing."""
-        book = self.book
-        try:
-            rules = NO_RULES if change.value is None else OverlayRules.read(change.value)
-            self.plans.obey(rules.checked(book.overlay, book.head.plan.classes.schema))
-        except InputError as error:
-            _log.warning("%s cannot be used, so the rules stay as they are: %s", change.key, error)
+        """Rules of the record. While they cannot be used, no plan is installed."""
+        rules, schema = NO_RULES, self.book.head.plan.classes.schema
+        if change.value is not None:
+            rules = OverlayRules.stored(change.value, self.book.overlay, schema)
+        if rules.unusable:
+            _log.warning("%s cannot be used, so no plan is installed: %s", change.key, rules.unusable)
+        self.plans.obey(rules)
+        self._judge_all = True
 
     def _lease(self, change: KeyChange) -> None:
         epochs, broker = self.book.epochs, _broker(change.key)
@@ -306,6 +313,11 @@ class Term:
 
     def _rules(self, owner: dict[str, str | None]) -> RequestLimits:
         plan = self.book.head.plan
+        bars = self.book.bars(plan)
+
+        def barred(row: Subscription) -> str:
+            return "" if bars is None else "; ".join(map(str, bars.against(row, plan)))
+
         return RequestLimits(
             frozenset(self.book.overlay.index),
             plan.classes.schema,
@@ -316,6 +328,7 @@ class Term:
             min(MOST_RECORD_BYTES, self._stores.store.most_value_bytes // 2),
             self.moving.under_way,
             self.book.too_late,
+            barred,
         )
 
     def _note(self, before: ClientRecord | None, after: ClientRecord, owner: dict[str, str | None]) -> None:

@@ -64,7 +64,7 @@ class Overview:
     decisions: list[dict[str, object]] = field(default_factory=list)
     matchmaking: str = ""
     rules: dict[str, object] | None = None
-    """The record of rules; None where there is none."""
+    """The record of rules; None where there is none. `unusable` says what is wrong with a damaged one."""
 
     @property
     def routing(self) -> bool:
@@ -184,7 +184,7 @@ async def _rules(store: Store) -> dict[str, object] | None:
     try:
         return None if found is None else msgspec.json.decode(found[0], type=dict[str, object])
     except msgspec.DecodeError as error:
-        raise InputError(f"the rules in the store are damaged: {error}") from None
+        return {"unusable": str(error)}
 
 
 async def _decisions(store: Store) -> list[dict[str, object]]:
