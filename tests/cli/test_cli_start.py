@@ -61,6 +61,22 @@ def test_a_client_loads_arrow_with_its_first_batch() -> None:
     assert loaded(first, ("pyarrow", "sqlglot", "numba", "pyspark")) == ["pyarrow"]
 
 
+TASK_MODULES = {
+    "ramify.pipeline.passes.files": "looking at files",
+    "ramify.pipeline.passes.pieces": "reading them",
+    "ramify.pipeline.passes.generated": "drawing a workload",
+}
+
+
+@pytest.mark.parametrize("module", TASK_MODULES, ids=TASK_MODULES.values())
+def test_tasks_that_count_nothing_load_no_compiler(module: str) -> None:
+    assert loaded(f"import {module}", (*HEAVY, "sqlglot")) == []
+
+
+def test_a_task_that_counts_loads_the_compiler_and_no_frames() -> None:
+    assert loaded("import ramify.pipeline.passes.passes", ("numba", "pandas", "pyspark")) == ["numba"]
+
+
 def test_the_table_of_commands_is_what_the_modules_have() -> None:
     for entry in COMMANDS.values():
         import_module(f"ramify.cli.{entry.module}")

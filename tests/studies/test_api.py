@@ -234,6 +234,17 @@ def test_attachments_to_unknown_brokers_are_told() -> None:
     assert "1 attachment" in repr(log)
 
 
+def test_a_study_keeps_what_it_could_not_use_when_the_log_is_read_again() -> None:
+    log = ring([*events(), *({"id": f"n{i}", "publisher": "nobody", "x": 1} for i in range(40))])
+    part = ramify.study(log, keep=0.5)
+    few, shown = part.rejected, repr(part)
+    whole = ramify.study(log)
+    assert few.unknown["nobody"] < whole.rejected.unknown["nobody"] == 40
+    assert part.rejected is few
+    assert repr(part) == shown
+    assert part.compare(["mst"]).rejected is few
+
+
 # ------------------------------------------------------------------------------------------- bad input
 
 

@@ -137,8 +137,10 @@ class LogStudy:
     log          what was studied
     rules        what every plan must keep
     placement    where clients were moved to, and what that costs; None where they stayed
-    rejected     what of the log could not be used
+    rejected     what of the log this study could not use
     """
+
+    rejected: Rejects
 
     def __init__(
         self,
@@ -154,11 +156,6 @@ class LogStudy:
         self._settings = settings
         self._grid: Grid | None = None
         self._count(schemes, today, tables)
-
-    @property
-    def rejected(self) -> Rejects:
-        """What of the log could not be used."""
-        return self.log.rejected
 
     @property
     def problem(self) -> Problem:
@@ -280,8 +277,13 @@ class LogStudy:
                 from ramify.pipeline.jobs import write_demand
 
                 write_demand(found, log.classes, tables)
-            self.log.note(log.rejects(found))
+            self._note(log.rejects(found))
             return found.windows()
+
+    def _note(self, rejects: Rejects) -> None:
+        """Keep what could not be used. The log keeps it too, until it is read again with other settings."""
+        self.rejected = rejects
+        self.log.note(rejects)
 
     def _with_overlap(self, study: Study, under: Path) -> Study:
         """The same with the overlap of stored tables."""
@@ -290,7 +292,7 @@ class LogStudy:
         stored = read_overlap(under, study.problem.classes, half_life_s=self.half_life_s)
         if not stored.exact:
             note = "the overlap is sketched: classes that contain others may not be known to"
-            self.log.note(replace(self.rejected, notes=(*self.rejected.notes, note)))
+            self._note(replace(self.rejected, notes=(*self.rejected.notes, note)))
         return replace(study, problem=replace(study.problem, overlap=stored.overlap))
 
     def __repr__(self) -> str:

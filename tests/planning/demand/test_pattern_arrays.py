@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ramify.errors import InputError
 from ramify.planning.demand.demand import Demand
-from ramify.planning.demand.pattern_arrays import NO_PANE, PatternArrays, narrowest
-from ramify.planning.demand.pattern_rows import PATTERNS
+from ramify.planning.demand.pattern_arrays import PatternArrays, narrowest
+from ramify.planning.demand.pattern_rows import NO_PANE, PATTERNS
 
 EDGES = [0, 1, 127, 128, 254, 255, 256, 257, 65534, 65535, 65536, 65537, 2**31 - 1]
 LONG_EDGES = [*EDGES, 2**31, 2**32 - 1, 2**32, 2**63 - 1, -1, -255, -256, -(2**31) - 1, -(2**63)]

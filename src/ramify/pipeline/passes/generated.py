@@ -25,14 +25,10 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
-import sqlglot
-from sqlglot import exp
 
 from ramify.content.events.events import CONTEXT_NAMES, EventSchema
 from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError
-from ramify.network.graphs.files import encode_overlay
-from ramify.network.graphs.overlay import Overlay
 from ramify.pipeline.passes.sources import Chunk, Reject
 from ramify.pipeline.passes.table_files import spark_schema
 from ramify.pipeline.session.engine import task_slots
@@ -41,6 +37,8 @@ from ramify.workloads.workload import BLOCK_EVENTS, Workload
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from ramify.network.graphs.overlay import Overlay
 
 __all__ = ["FORMS", "PIECE_EVENTS", "Form", "GeneratedEvents", "GeneratedLog", "below_data", "generate"]
 
@@ -340,6 +338,8 @@ def _beside(workload: Workload, overlay: Overlay | None, form: Form) -> dict[str
         "attachments.json": [json.dumps(dict(workload.attachments), ensure_ascii=False)],
     }
     if overlay is not None:
+        from ramify.network.graphs.files import encode_overlay
+
         found["overlay.json"] = [encode_overlay(overlay).decode()]
     return found
 
@@ -405,6 +405,9 @@ def _setting(spark: SparkSession, key: str, value: str) -> Iterator[None]:
 
 def _sql_below_data(text: str) -> str:
     """Put `data.` before every attribute; the rest of the text stays as it was written."""
+    import sqlglot
+    from sqlglot import exp
+
     starts = []
     for column in sqlglot.parse_one(text, dialect="spark").find_all(exp.Column):
         parts = column.parts

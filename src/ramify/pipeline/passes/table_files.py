@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 
 from ramify.errors import InputError
 from ramify.planning.demand.pattern_rows import PATTERNS, keys_of_lists
 from ramify.planning.demand.splits import Split
-from ramify.planning.demand.windows import Span, Windows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
+
+    from ramify.planning.demand.windows import Windows
 
 __all__ = [
     "CLASS_SUMS",
@@ -272,6 +272,8 @@ def read_table(under: str | Path, name: str) -> pa.Table:
     schema = TABLES[name].schema
     if not where.is_dir():
         raise InputError(f"there is no table {name!r} here; write it first", path=str(under))
+    import pyarrow.dataset as ds  # it loads pandas, and tasks import this module
+
     try:
         partitioning = ds.partitioning(flavor="hive")
         found: Any = ds.dataset(where, format="parquet", partitioning=partitioning)
@@ -295,11 +297,13 @@ def read_about(under: str | Path, name: str) -> dict[str, Any]:
     return dict(json.loads("".join(texts)))
 
 
-def read_windows(under: str | Path, *, half_life_s: float | None = None) -> Windows:
+def read_windows(under: str | Path, *, half_life_s: float | None = None) -> "Windows":
     """The demands of a stored demand table, with its spans and unknown publishers. O(rows log rows).
 
     A half-life needs a table that was written with panes; `InputError` otherwise.
     """
+    from ramify.planning.demand.windows import Span, Windows
+
     rows, about = read_table(under, "demand"), read_about(under, "demand")
     split = Split(tuple(about["shares"]), about["keep"], about["seed"])
     spans = {

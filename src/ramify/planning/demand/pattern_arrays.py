@@ -18,12 +18,9 @@ import pyarrow as pa
 
 from ramify.errors import InputError
 from ramify.planning.demand.pattern_kernels import gather_lists
-from ramify.planning.demand.pattern_rows import PATTERNS, class_keys, class_lists
+from ramify.planning.demand.pattern_rows import NO_PANE, PATTERNS, class_keys, class_lists
 
-__all__ = ["NO_PANE", "PatternArrays", "narrowest"]
-
-NO_PANE = -(2**63)
-"""The pane of an event without a time; null where patterns are stored."""
+__all__ = ["PatternArrays", "narrowest"]
 
 Array = npt.NDArray[Any]
 

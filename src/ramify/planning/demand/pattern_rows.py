@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["PATTERNS", "class_keys", "class_lists", "keys_of_lists"]
+__all__ = ["NO_PANE", "PATTERNS", "class_keys", "class_lists", "keys_of_lists"]
 
 _COLUMNS: dict[str, Any] = {
     "split": pa.int32(),
@@ -27,6 +27,9 @@ _COLUMNS: dict[str, Any] = {
 
 PATTERNS = pa.schema(_COLUMNS)
 """One row a pattern. `tags` are the 64 bits of it; `pane` is the start of a pane of time, or null."""
+
+NO_PANE = -(2**63)
+"""The pane of an event without a time; null where patterns are stored."""
 
 _BIG = np.dtype(">i4")
 

@@ -12,7 +12,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ramify.errors import InputError
-from ramify.planning.demand.pattern_kernels import hash_texts
 
 __all__ = ["WHOLE", "Split", "text_hashes"]
 
@@ -62,6 +61,9 @@ def text_hashes(column: Any, seed: int = 0) -> npt.NDArray[np.uint64]:
     out = np.empty(len(texts), dtype=np.uint64)
     if not len(texts):
         return out
+    # here, since most tasks on Spark have a split at hand and hash nothing: numba is half a second
+    from ramify.planning.demand.pattern_kernels import hash_texts
+
     _, offsets, data = texts.buffers()
     where = np.frombuffer(offsets, dtype=np.int32)[texts.offset : texts.offset + len(texts) + 1]
     text = np.frombuffer(b"" if data is None else data, dtype=np.uint8)  # read-only, as `where` is

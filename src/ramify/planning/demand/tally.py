@@ -21,7 +21,7 @@ from ramify.network.graphs.overlay import Overlay
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.decay import checked_half_life, pane_for
 from ramify.planning.demand.demand import MAX_TAGS, NO_CELL, Demand
-from ramify.planning.demand.pattern_arrays import NO_PANE, PatternArrays, narrowest
+from ramify.planning.demand.pattern_arrays import PatternArrays, narrowest
 from ramify.planning.demand.pattern_kernels import (
     COLUMNS,
     PUBLISHER,
@@ -30,7 +30,7 @@ from ramify.planning.demand.pattern_kernels import (
     rough_order,
     tally_rows,
 )
-from ramify.planning.demand.pattern_rows import PATTERNS
+from ramify.planning.demand.pattern_rows import NO_PANE, PATTERNS
 from ramify.planning.demand.splits import WHOLE, Split
 from ramify.planning.demand.windows import Span, Windows
 
