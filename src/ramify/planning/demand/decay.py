@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.errors import InputError
-from ramify.planning.demand.pattern_arrays import NO_PANE
+from ramify.planning.demand.patterns import NO_PANE
 
 __all__ = ["MOST_HALF_LIVES", "Decay", "checked_half_life", "pane_for"]
 

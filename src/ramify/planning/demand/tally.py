@@ -21,20 +21,18 @@ from ramify.network.graphs.overlay import Overlay
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.decay import checked_half_life, pane_for
 from ramify.planning.demand.demand import MAX_TAGS, NO_CELL, Demand
-from ramify.planning.demand.pattern_arrays import NO_PANE, PatternArrays, narrowest
 from ramify.planning.demand.pattern_kernels import (
     COLUMNS,
     PUBLISHER,
-    gather_lists,
     place_patterns,
     rough_order,
     tally_rows,
 )
-from ramify.planning.demand.pattern_rows import PATTERNS
+from ramify.planning.demand.patterns import NO_PANE, Patterns, gather, narrowest
 from ramify.planning.demand.splits import WHOLE, Split
 from ramify.planning.demand.windows import Span, Windows
 
-__all__ = ["NO_PANE", "PatternTally", "Tally", "TallySettings", "brokers_by_name", "check_tags", "tally"]
+__all__ = ["PatternTally", "Tally", "TallySettings", "brokers_by_name", "check_tags", "tally"]
 
 _FIRST_ROOM = 1024
 
@@ -150,31 +148,41 @@ class PatternTally:
             self._size,
         )
 
-    def drain(self) -> pa.RecordBatch:
-        """The patterns as a batch of `PATTERNS`. See `drain_arrays`."""
-        return self.drain_arrays().batch()
+    def windows(self, tag_filters: int = 0) -> Windows:
+        """The demands of what was counted and not drained; patterns in sorted order."""
+        counting = self.counting
+        return Windows.of_patterns(
+            self.patterns(),
+            counting.split,
+            self.spans,
+            self.unknown,
+            tag_filters,
+            half_life_s=counting.half_life_s,
+            pane_us=counting.pane_us,
+        )
 
-    def drain_arrays(self) -> PatternArrays:
-        """The patterns; the tally starts afresh, `unknown` and `spans` stay.
-
-        They come nearly in the order of `Demand.of_rows`, which then has runs to merge instead of a sort
-        that jumps about in memory; tasks do that side by side.
-        """
-        order = self._roughly()
-        held = np.diff(self._start[: self._patterns + 1])[order]
-        start = np.concatenate(([0], np.cumsum(held))).astype(np.int64)
-        # narrow from the start: less memory to write, and to send
-        largest = self._pool[: int(start[-1])].max(initial=0)
-        classes = np.empty(int(start[-1]), dtype=narrowest(int(largest)))
-        gather_lists(self._start, self._pool, order, start, classes)
-        keys = self._keys[: self._patterns]
-        split, pane, publisher, client, cell, tags = (keys[:, k][order] for k in range(COLUMNS))
-        count, size = self._count[order], self._size[order]
+    def drain(self) -> Patterns:
+        """The patterns; the tally starts afresh, `unknown` and `spans` stay."""
+        drained = self.patterns()
         # the room stays: the next patterns want as much
         self._patterns = self.events = 0
         self._slots.fill(-1)
+        return drained
+
+    def patterns(self) -> Patterns:
+        """The patterns, nearly in the order of `Demand.of_patterns`.
+
+        There it has runs to merge instead of a sort that jumps about in memory. Tasks do this side by side.
+        """
+        order = self._roughly()
+        # narrow from the start: less memory to write, and to send
+        kind = narrowest(int(self._pool[: self.class_entries].max(initial=0)))
+        start, classes = gather(self._start[: self._patterns + 1], self._pool, order, kind)
+        keys = self._keys[: self._patterns]
+        split, pane, publisher, client, cell, tags = (keys[:, k][order] for k in range(COLUMNS))
+        count, size = self._count[order], self._size[order]
         names = tuple(name for name in self._clients if name is not None)
-        return PatternArrays(split, pane, publisher, client, cell, tags, start, classes, count, size, names)
+        return Patterns(split, pane, publisher, client, cell, tags, start, classes, count, size, names)
 
     def _roughly(self) -> npt.NDArray[np.int64]:
         rough = np.empty(self._patterns, dtype=np.int64)
@@ -271,7 +279,6 @@ class Tally:
         how = {"grid": grid, "by_client": by_client, "split": split, "half_life_s": half_life_s}
         counting = TallySettings.of(classes, overlay, attachments, **how)
         self._counted = PatternTally(counting)
-        self._drained: list[pa.RecordBatch] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Count a batch."""
@@ -279,19 +286,7 @@ class Tally:
 
     def windows(self) -> Windows:
         """What was counted so far; patterns in sorted order."""
-        if len(self._counted):
-            self._drained.append(self._counted.drain())
-        rows = pa.Table.from_batches(self._drained, schema=PATTERNS)
-        counted, counting = self._counted, self._counted.counting
-        return Windows.of_rows(
-            rows,
-            counting.split,
-            counted.spans,
-            counted.unknown,
-            self._tag_filters,
-            half_life_s=counting.half_life_s,
-            pane_us=counting.pane_us,
-        )
+        return self._counted.windows(self._tag_filters)
 
 
 def tally(
