@@ -24,6 +24,7 @@ from ramify.planning.demand.demand import MAX_TAGS, NO_CELL, Demand
 from ramify.planning.demand.pattern_kernels import (
     COLUMNS,
     PUBLISHER,
+    PatternTable,
     place_patterns,
     rough_order,
     tally_rows,
@@ -97,13 +98,15 @@ class PatternTally:
         # events in the patterns
         self.events = 0
         self._patterns = 0
-        self._slots = np.full(2 * _FIRST_ROOM, -1, dtype=np.int64)
-        self._hashes = np.empty(0, dtype=np.uint64)
-        self._keys = np.empty((0, COLUMNS), dtype=np.int64)
-        self._start = np.zeros(1, dtype=np.int64)
-        self._pool = np.empty(0, dtype=np.int32)
-        self._count = np.empty(0, dtype=np.int64)
-        self._size = np.empty(0, dtype=np.int64)
+        self._table = PatternTable(
+            slots=np.full(2 * _FIRST_ROOM, -1, dtype=np.int64),
+            hashes=np.empty(0, dtype=np.uint64),
+            keys=np.empty((0, COLUMNS), dtype=np.int64),
+            start=np.zeros(1, dtype=np.int64),
+            pool=np.empty(0, dtype=np.int32),
+            count=np.empty(0, dtype=np.int64),
+            size=np.empty(0, dtype=np.int64),
+        )
 
     def __len__(self) -> int:
         """How many patterns there are."""
@@ -112,7 +115,7 @@ class PatternTally:
     @property
     def class_entries(self) -> int:
         """How many class ids the patterns hold together."""
-        return int(self._start[self._patterns])
+        return int(self._table.start[self._patterns])
 
     def add(
         self, batch: pa.RecordBatch, matches: Matches, arrived: npt.NDArray[np.int64] | None = None
@@ -139,13 +142,7 @@ class PatternTally:
             self.counting.classes,
             self._vacant,
             self._patterns,
-            self._slots,
-            self._hashes,
-            self._keys,
-            self._start,
-            self._pool,
-            self._count,
-            self._size,
+            self._table,
         )
 
     def windows(self, tag_filters: int = 0) -> Windows:
@@ -166,7 +163,7 @@ class PatternTally:
         drained = self.patterns()
         # the room stays: the next patterns want as much
         self._patterns = self.events = 0
-        self._slots.fill(-1)
+        self._table.slots.fill(-1)
         return drained
 
     def patterns(self) -> Patterns:
@@ -174,20 +171,20 @@ class PatternTally:
 
         There it has runs to merge instead of a sort that jumps about in memory. Tasks do this side by side.
         """
-        order = self._roughly()
+        order, table = self._roughly(), self._table
         # narrow from the start: less memory to write, and to send
-        kind = narrowest(int(self._pool[: self.class_entries].max(initial=0)))
-        start, classes = gather(self._start[: self._patterns + 1], self._pool, order, kind)
-        keys = self._keys[: self._patterns]
+        kind = narrowest(int(table.pool[: self.class_entries].max(initial=0)))
+        start, classes = gather(table.start[: self._patterns + 1], table.pool, order, kind)
+        keys = table.keys[: self._patterns]
         split, pane, publisher, client, cell, tags = (keys[:, k][order] for k in range(COLUMNS))
-        count, size = self._count[order], self._size[order]
+        count, size = table.count[order], table.size[order]
         names = tuple(name for name in self._clients if name is not None)
         return Patterns(split, pane, publisher, client, cell, tags, start, classes, count, size, names)
 
     def _roughly(self) -> npt.NDArray[np.int64]:
         rough = np.empty(self._patterns, dtype=np.int64)
-        brokers = np.ascontiguousarray(self._keys[: self._patterns, PUBLISHER])
-        if not rough_order(brokers, self._start, self._pool, rough):
+        brokers = np.ascontiguousarray(self._table.keys[: self._patterns, PUBLISHER])
+        if not rough_order(brokers, self._table.start, self._table.pool, rough):
             return np.arange(self._patterns, dtype=np.int64)
         return np.argsort(rough).astype(np.int64, copy=False)
 
@@ -241,17 +238,19 @@ class PatternTally:
 
     def _reserve(self, rows: int, ids: int) -> None:
         """Room for one more pattern per row and one more class per id; a table at most half full."""
-        wanted = self._patterns + rows
-        if wanted > len(self._hashes):
-            room = max(wanted, len(self._hashes) * 3 // 2, _FIRST_ROOM)
-            for name in ("_hashes", "_keys", "_count", "_size"):
-                setattr(self, name, _grown(getattr(self, name), room))
-            self._start = _grown(self._start, room + 1)
-        if (held := self.class_entries) + ids > len(self._pool):
-            self._pool = _grown(self._pool, max(held + ids, len(self._pool) * 3 // 2))
-        if 2 * wanted > len(self._slots):
-            self._slots = np.full(1 << int(2 * wanted).bit_length(), -1, dtype=np.int64)
-            place_patterns(self._hashes, self._patterns, self._slots)
+        wanted, table = self._patterns + rows, self._table
+        if wanted > len(table.hashes):
+            room = max(wanted, len(table.hashes) * 3 // 2, _FIRST_ROOM)
+            columns = {name: getattr(table, name) for name in ("hashes", "keys", "count", "size")}
+            wider = {name: _grown(column, room) for name, column in columns.items()}
+            table = table._replace(start=_grown(table.start, room + 1), **wider)
+        if (held := self.class_entries) + ids > len(table.pool):
+            table = table._replace(pool=_grown(table.pool, max(held + ids, len(table.pool) * 3 // 2)))
+        if 2 * wanted > len(table.slots):
+            slots = np.full(1 << int(2 * wanted).bit_length(), -1, dtype=np.int64)
+            place_patterns(table.hashes, self._patterns, slots)
+            table = table._replace(slots=slots)
+        self._table = table
 
 
 class Tally:
