@@ -56,7 +56,7 @@ from ramify.pipeline.passes.matching import Shards, ship_matcher
 from ramify.pipeline.passes.passes import reckon, reckoned
 from ramify.pipeline.session.session import spark_session
 from ramify.pipeline.tables.overlap import overlap
-from ramify.planning.demand.pattern_rows import PATTERNS
+from ramify.planning.demand.patterns import PATTERNS, Patterns
 from ramify.planning.demand.tally import PatternTally, TallySettings, brokers_by_name
 from ramify.planning.demand.windows import Windows
 
@@ -143,11 +143,11 @@ class Plain:
         """From files to the demand."""
         with ThreadPoolExecutor(2) as pool:
             tallies = list(pool.map(self._counted, (self.paths[0::2], self.paths[1::2])))
-        rows = pa.Table.from_batches([tally.drain() for tally in tallies], schema=PATTERNS)
+        rows = pa.Table.from_batches([tally.drain().batch() for tally in tallies], schema=PATTERNS)
         spans = tallies[0].spans
         for window, span in tallies[1].spans.items():
             spans[window].add(span)
-        return Windows.of_rows(rows, self.counting.split, spans, {})
+        return Windows.of_patterns(Patterns.of_table(rows), self.counting.split, spans, {})
 
     def _counted(self, paths: list[str]) -> PatternTally:
         tally = PatternTally(self.counting)

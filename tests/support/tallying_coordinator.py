@@ -12,7 +12,6 @@ from ramify.content.filters.filters import Filter
 from ramify.content.matching.matcher import Matcher
 from ramify.planning.demand.demand import Demand
 from ramify.planning.demand.tally import PatternTally, TallySettings
-from ramify.planning.demand.windows import Windows
 
 
 class Tallied(coordinator_process.SampleDemand):
@@ -25,15 +24,7 @@ class Tallied(coordinator_process.SampleDemand):
             for batch in pq.read_table(file).to_batches():
                 arrived = np.full(batch.num_rows, landed_us, dtype=np.int64)
                 tally.add(batch, matcher.match(batch), arrived)
-        return Windows.of_rows(
-            tally.drain_arrays(),
-            counting.split,
-            tally.spans,
-            tally.unknown,
-            len(filters) - counting.classes,
-            half_life_s=counting.half_life_s,
-            pane_us=counting.pane_us,
-        ).whole
+        return tally.windows(len(filters) - counting.classes).whole
 
 
 if __name__ == "__main__":

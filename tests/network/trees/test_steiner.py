@@ -16,7 +16,7 @@ from ramify.network.graphs.overlay import Link, Overlay
 from ramify.network.graphs.transit_stub import transit_stub
 from ramify.network.trees import steiner as module
 from ramify.network.trees.steiner import Roots, Steiner, dual_ascent, exact_cost, lower_bounds
-from ramify.network.trees.steiner_kernels import grow_tree
+from ramify.network.trees.steiner_kernels import GrowRoom, grow_tree
 from ramify.network.trees.terminals import TerminalSets
 
 WEIGHTS: list[Weight] = ["hops", "price", "mean_price", "latency"]
@@ -179,11 +179,13 @@ def test_trees_are_trees_of_existing_links_away_from_the_root(
 
 def grown_from(steiner: Steiner, brokers: npt.NDArray[np.int32], first: int) -> int:
     count = len(steiner.overlay)
-    mark = np.zeros(count, dtype=np.int64)
-    left, via, node, parent = (np.empty(count, dtype=np.int32) for _ in range(4))
-    near = np.empty(count, dtype=steiner.distance.dtype)
-    search = (steiner.distance, steiner.predecessor, brokers, len(brokers), first)
-    return grow_tree(*search, mark, 1, left, near, via, node, parent)
+    room = grow_room(count, steiner.distance.dtype)
+    return grow_tree(steiner.distance, steiner.predecessor, brokers, len(brokers), first, 1, room)
+
+
+def grow_room(nodes: int, kind: npt.DTypeLike) -> GrowRoom:
+    left, via, node, parent = (np.empty(nodes, dtype=np.int32) for _ in range(4))
+    return GrowRoom(np.zeros(nodes, dtype=np.int64), left, np.empty(nodes, dtype=kind), via, node, parent)
 
 
 def test_the_start_is_the_root_or_the_best_of_all_terminals() -> None:
@@ -298,14 +300,11 @@ def test_a_path_that_crosses_the_tree_adds_only_its_end() -> None:
 
 def test_kernels_of_others_can_grow_one_tree() -> None:
     found = all_pairs(ring(6))
-    mark = np.zeros(6, dtype=np.int64)
-    left, via, node, parent = (np.empty(6, dtype=np.int32) for _ in range(4))
-    near = np.empty(6, dtype=found.distance.dtype)
+    room = grow_room(6, found.distance.dtype)
+    node, parent = room.tree_node, room.tree_parent
     for stamp, terminals in enumerate(permutations([0, 2, 3]), start=1):
         chosen = np.array(terminals, dtype=np.int32)
-        size = grow_tree(
-            found.distance, found.predecessor, chosen, 3, 0, mark, stamp, left, near, via, node, parent
-        )
+        size = grow_tree(found.distance, found.predecessor, chosen, 3, 0, stamp, room)
         assert set(node[:size].tolist()) == {0, 1, 2, 3}
         assert (node[0], parent[0]) == (terminals[0], -1)
 

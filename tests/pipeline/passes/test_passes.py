@@ -29,7 +29,6 @@ from ramify.pipeline.passes.table_files import TABLES, read_table, read_windows
 from ramify.pipeline.tables.overlap import overlap
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
-from ramify.planning.demand.pattern_rows import PATTERNS
 from ramify.planning.demand.splits import Split
 from ramify.planning.demand.tally import Tally, TallySettings
 from ramify.planning.demand.windows import Windows
@@ -165,9 +164,9 @@ def test_a_task_that_gives_back_early_gives_the_same(
     monkeypatch.setattr(passes, bound, 5)
     more, cut = run()
     assert len(more) > len(batches)
-    packed = (kind(table, PassKind.PATTERN).select(["raw"]).to_batches() for table in (whole, cut))
-    parts = [pa.Table.from_batches(passes.unpacked(batches), PATTERNS) for batches in packed]
-    same(Demand.of_rows(parts[0]), Demand.of_rows(parts[1]))
+    packed = (kind(table, PassKind.PATTERN) for table in (whole, cut))
+    parts = [passes._unpacked(table["raw"], range(len(table))) for table in packed]
+    same(Demand.of_patterns(parts[0]), Demand.of_patterns(parts[1]))
     assert [kind(table, PassKind.REJECTED).num_rows for table in (whole, cut)] == [2 * EVENTS // 100] * 2
 
 

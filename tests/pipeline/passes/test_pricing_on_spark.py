@@ -30,6 +30,7 @@ from ramify.pipeline.passes.pricing import add_sums, part_rows, price_log
 from ramify.pipeline.passes.sources import FrameSource
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
+from ramify.planning.demand.patterns import Patterns
 from ramify.planning.demand.splits import Split
 from ramify.planning.demand.tally import PatternTally, Tally, TallySettings, tally
 from ramify.planning.plans.files import decode_plan, encode_plan
@@ -60,7 +61,7 @@ def shared_out(draw: st.DrawFn) -> tuple[World, Plan, list[pa.RecordBatch]]:
     return world, draw(plans(world)), parts
 
 
-def counted(world: World, plan: Plan, batch: pa.RecordBatch) -> pa.RecordBatch:
+def counted(world: World, plan: Plan, batch: pa.RecordBatch) -> Patterns:
     """What a task has counted when it is asked for its digest."""
     count = PatternTally(TallySettings.of(plan.classes, plan.overlay, world.attachments, grid=plan.grid))
     count.add(batch, Matcher(list(plan.classes.filters)).match(batch))

@@ -24,9 +24,8 @@ from ramify.planning.choosing.replan import (
     make_plans,
 )
 from ramify.planning.demand.classes import Classes
-from ramify.planning.demand.decay import MOST_HALF_LIVES, Decay, checked_half_life, pane_for
+from ramify.planning.demand.decay import MOST_HALF_LIVES, NO_PANE, Decay, checked_half_life, pane_for
 from ramify.planning.demand.demand import Demand
-from ramify.planning.demand.pattern_rows import NO_PANE
 from ramify.planning.demand.splits import Split
 from ramify.planning.demand.tally import Tally, TallySettings, tally
 from ramify.planning.plans.files import encode_plan

@@ -335,6 +335,26 @@ def test_a_class_that_is_added_and_taken_away_leaves_what_was(
 
 
 @settings(max_examples=50)
+@given(PATTERNS, st.integers(0, 4), st.data())
+def test_adding_a_class_leaves_it_where_it_was_and_adds_equal_patterns_up(
+    given: list[tuple[int, list[int], int, int]], k: int, data: st.DataObject
+) -> None:
+    weights = data.draw(st.lists(st.integers(0, 8), min_size=len(given), max_size=len(given)))
+    demand = Demand.of(given, weights=[weight / 8 for weight in weights])
+    matched = np.array([data.draw(st.booleans()) for _ in range(len(demand))], dtype=bool)
+    sums: Rows = {}
+    for i, (key, (count, size)) in enumerate(rows_of(demand).items()):
+        widened = (*key[:4], tuple(sorted({*key[4], k} if matched[i] else key[4])))
+        before = sums.get(widened, (0, 0))
+        sums[widened] = before[0] + count, before[1] + size
+    found = demand.with_class(k, matched)
+    assert list(rows_of(found).items()) == list(sums.items())
+    assert found.recent is not None
+    assert demand.recent is not None
+    np.testing.assert_array_equal(found.recent.sum(axis=1), demand.recent.sum(axis=1))
+
+
+@settings(max_examples=50)
 @given(PATTERNS)
 def test_taking_patterns_keeps_their_order(given: list[tuple[int, list[int], int, int]]) -> None:
     demand = Demand.of(given)

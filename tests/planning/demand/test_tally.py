@@ -14,7 +14,7 @@ from ramify.content.events.events import Event, EventSchema, events_to_batch
 from ramify.content.matching.matcher import Matches
 from ramify.network.graphs.generators import ring
 from ramify.planning.demand.demand import Demand
-from ramify.planning.demand.pattern_rows import PATTERNS, class_keys, class_lists, keys_of_lists
+from ramify.planning.demand.patterns import PATTERNS, Patterns, class_rows
 from ramify.planning.demand.splits import Split
 from ramify.planning.demand.tally import PatternTally, TallySettings, brokers_by_name
 
@@ -68,9 +68,9 @@ def by_hand(rows: list[Drawn], by_client: bool, pane_us: int) -> dict[tuple[obje
     return found
 
 
-def as_dict(batches: list[pa.RecordBatch]) -> dict[tuple[object, ...], tuple[int, int]]:
-    table = pa.Table.from_batches(batches, schema=PATTERNS)
-    start, classes = class_lists(table["classes"])
+def as_dict(drained: list[Patterns]) -> dict[tuple[object, ...], tuple[int, int]]:
+    table = pa.Table.from_batches([patterns.batch() for patterns in drained], schema=PATTERNS)
+    start, classes = class_rows(table["classes"])
     found: dict[tuple[object, ...], tuple[int, int]] = {}
     for i, row in enumerate(table.to_pylist()):
         ids = tuple(classes[start[i] : start[i + 1]].tolist())
@@ -112,26 +112,29 @@ def test_a_hundred_thousand_distinct_patterns_are_kept_apart() -> None:
         tally.add(*batch_of(rows[at : at + 7_001], at))
     assert len(tally) == len(lists)
     drained = tally.drain()
-    assert set(drained.column("count").to_pylist()) == {2}
-    start, classes = class_lists(drained.column("classes"))
-    assert {tuple(classes[a:b].tolist()) for a, b in itertools.pairwise(start)} == lists
+    assert set(drained.count.tolist()) == {2}
+    assert {tuple(drained.classes[a:b].tolist()) for a, b in itertools.pairwise(drained.start)} == lists
     assert len(tally) == 0
 
 
 @given(st.lists(st.lists(st.integers(0, 2**31 - 1)), max_size=20), st.integers(0, 19), st.integers(0, 19))
 def test_keys_of_classes_sort_as_their_lists_and_come_back(lists: list[list[int]], a: int, b: int) -> None:
     start = np.cumsum([0, *map(len, lists)], dtype=np.int64)
-    keys = class_keys(start, np.array([k for row in lists for k in row], dtype=np.int32))
+    none = np.zeros(len(lists), dtype=np.int64)
+    members = np.array([k for row in lists for k in row], dtype=np.int32)
+    patterns = Patterns(none, none, none, none - 1, none, none, start, members, none, none)
+    keys = patterns.batch().column("classes")
     texts = keys.to_pylist()
     assert sorted(range(len(lists)), key=lambda i: lists[i]) == sorted(
         range(len(lists)), key=lambda i: texts[i]
     )
-    assert keys_of_lists(pa.array(lists, pa.list_(pa.int32()))).equals(keys)
+    for same, ids in zip(class_rows(keys), class_rows(pa.array(lists, pa.list_(pa.int32()))), strict=True):
+        assert same.tolist() == ids.tolist()
     part = keys.slice(min(a, b, len(lists)), abs(a - b))
-    found_start, found = class_lists(part)
+    found_start, found = class_rows(part)
     got = [found[x:y].tolist() for x, y in itertools.pairwise(found_start)]
     assert got == lists[min(a, b, len(lists)) :][: abs(a - b)]
-    whole_start, whole = class_lists(pa.chunked_array([keys, part], pa.binary()))
+    whole_start, whole = class_rows(pa.chunked_array([keys, part], pa.binary()))
     assert len(whole_start) == len(keys) + len(part) + 1
     assert len(whole) == whole_start[-1]
 
@@ -145,11 +148,11 @@ def test_a_demand_is_sorted_and_does_not_depend_on_the_order_of_its_rows(
         rows = [(*row, tuple(k for k in ids if k < 9)) for *row, ids in rows]  # type: ignore[misc]
     tally = PatternTally(counting(by_client=by_client, pane_us=PANE_US, split=Split((0.5, 0.5))))
     tally.add(*batch_of(rows))
-    table = pa.Table.from_batches([tally.drain()])
+    table = pa.Table.from_batches([tally.drain().batch()])
     order = list(range(table.num_rows))
     random.shuffle(order)  # type: ignore[attr-defined]
     shuffled = table.take(pa.array(order, pa.int64()))
-    one, other = Demand.of_rows(table), Demand.of_rows(shuffled)
+    one, other = (Demand.of_patterns(Patterns.of_table(rows)) for rows in (table, shuffled))
     for name in ("publisher", "client", "cell", "start", "classes", "count", "size", "tags"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
     assert one.clients == other.clients
@@ -172,7 +175,7 @@ def test_sampling_counts_what_it_leaves_out() -> None:
     rows: list[Drawn] = [("p0", 1, 10, (1,))] * 500
     tally = PatternTally(counting(split=Split(keep=0.2, seed=3)))
     tally.add(*batch_of(rows))
-    kept = tally.drain()["count"].to_pylist()
+    kept = tally.drain().count.tolist()
     assert sum(kept) + tally.thinned == 500
     assert 60 < sum(kept) < 140
 
@@ -181,5 +184,5 @@ def test_sampling_counts_what_it_leaves_out() -> None:
 def test_nothing_and_almost_nothing_are_counted(rows: list[Drawn]) -> None:
     tally = PatternTally(counting())
     tally.add(*batch_of(rows))
-    assert tally.drain().num_rows == len(rows)
-    assert tally.drain().num_rows == 0
+    assert len(tally.drain()) == len(rows)
+    assert len(tally.drain()) == 0

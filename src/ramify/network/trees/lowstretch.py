@@ -23,7 +23,7 @@ Application to the k-Server Problem", SIAM J. Comput. 24 (1995), doi:10.1137/S00
 """
 
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -165,6 +165,39 @@ class _Multigraph:
         return chosen
 
 
+class EdgeRows(NamedTuple):
+    """A multigraph in compressed rows (`_rows`), and what its edges are."""
+
+    start: SmallInts
+    to: SmallInts
+    edge: SmallInts
+    length: Floats
+    multiplicity: Floats
+
+
+class BallMemory(NamedTuple):
+    """What `_settle` fills and `_cut` reads: parts, distances, nodes by distance, a heap."""
+
+    label: SmallInts
+    reach: Floats
+    settled: SmallInts
+    key: Floats
+    item: SmallInts
+
+
+class PieceMemory(NamedTuple):
+    """AKPW's clusters, its live edges as lists by cluster, and what `_grow` fills."""
+
+    cluster: SmallInts
+    live: SmallInts
+    head: SmallInts
+    following: SmallInts
+    piece: SmallInts
+    layer: SmallInts
+    via: SmallInts
+    queue: SmallInts
+
+
 @compiled
 def _path_lengths(
     parent: SmallInts, hops: SmallInts, above: Floats, ends: SmallInts, along: Floats
@@ -251,19 +284,11 @@ def _settle(
     mine: Int,
     limit: float,
     tiny: float,
-    start: SmallInts,
-    to: SmallInts,
-    edge: SmallInts,
-    length: Floats,
-    multiplicity: Floats,
-    label: SmallInts,
+    graph: EdgeRows,
     height: Floats,
     free: SmallInts,
-    reach: Floats,
     via: SmallInts,
-    settled: SmallInts,
-    key: Floats,
-    item: SmallInts,
+    memory: BallMemory,
 ) -> int:
     """Dijkstra from `source` over the nodes labelled `mine`, as far as `limit`; how many were settled.
 
@@ -271,6 +296,8 @@ def _settle(
     v's free edge. Fills `reach`, `via` (the edge used; ties to the larger multiplicity, then the smaller
     id) and `settled`, nearest first. `reach` must be inf on entry where `label` is `mine`.
     """
+    start, to, edge, length, multiplicity = graph
+    label, reach, settled, key, item = memory
     reach[source] = 0.0
     via[source] = -1
     key[0] = 0.0
@@ -312,25 +339,15 @@ def _settle(
 
 @compiled
 def _cut(
-    count: Int,
-    mine: Int,
-    low: float,
-    high: float,
-    tiny: float,
-    start: SmallInts,
-    to: SmallInts,
-    edge: SmallInts,
-    length: Floats,
-    multiplicity: Floats,
-    label: SmallInts,
-    reach: Floats,
-    settled: SmallInts,
+    count: Int, mine: Int, low: float, high: float, tiny: float, graph: EdgeRows, memory: BallMemory
 ) -> int:
     """How many settled nodes to keep: the radius in low..high with the lightest boundary for its volume.
 
     Boundary: multiplicity over length of the edges that leave. Volume: multiplicity of the edges that
     touch. Ties to the smaller radius. The paper proves that a good radius is there; we take the best.
     """
+    start, to, edge, length, multiplicity = graph
+    label, reach, settled = memory.label, memory.reach, memory.settled
     boundary, volume, best, kept = 0.0, 0.0, np.inf, 0
     for i in range(count):
         u = settled[i]
@@ -408,6 +425,8 @@ def _star_tree(
     member = np.empty(nodes, np.int32)
     settled = np.empty(nodes, np.int32)
     rest = np.empty(nodes, np.int32)
+    graph = EdgeRows(start, to, edge, length, multiplicity)
+    memory = BallMemory(label, reach, settled, key, item)
     part = np.empty((nodes + 1, 4), np.int64)  # begin, end, centre, label
     for v in range(nodes):
         none[v] = -1
@@ -420,10 +439,7 @@ def _star_tree(
 
     centre: Int = np.int64(0)
     for _ in range(2):
-        count = _settle(
-            centre, np.int64(0), np.inf, 0.0, start, to, edge, length, multiplicity, label, flat, none,
-            reach, via, settled, key, item,
-        )  # fmt: skip
+        count = _settle(centre, np.int64(0), np.inf, 0.0, graph, flat, none, via, memory)
         if count < nodes:
             return 0
         for v in range(nodes):
@@ -441,18 +457,12 @@ def _star_tree(
         for attempt in range(2):
             for i in range(begin, end):
                 reach[member[i]] = np.inf
-            count = _settle(
-                centre, mine, np.inf, tiny, start, to, edge, length, multiplicity, label, flat, none,
-                reach, above, settled, key, item,
-            )  # fmt: skip
+            count = _settle(centre, mine, np.inf, tiny, graph, flat, none, above, memory)
             radius = reach[settled[count - 1]]
             if attempt == 1 or shortest >= radius * share:
                 break
             tiny = radius * share
-        kept = _cut(
-            count, mine, radius / 3, radius * 2 / 3, tiny, start, to, edge, length, multiplicity, label,
-            reach, settled,
-        )  # fmt: skip
+        kept = _cut(count, mine, radius / 3, radius * 2 / 3, tiny, graph, memory)
         for i in range(count):
             v = settled[i]
             member[begin + i] = v
@@ -475,14 +485,8 @@ def _star_tree(
             inner = ends[bridge, 0] + ends[bridge, 1] - anchor
             if label[inner] != ball:
                 continue
-            size = _settle(
-                anchor, mine, radius * spread, tiny, start, to, edge, length, multiplicity, label, height,
-                above, reach, via, settled, key, item,
-            )  # fmt: skip
-            cone = _cut(
-                size, mine, 0.0, radius * spread, tiny, start, to, edge, length, multiplicity, label,
-                reach, settled,
-            )  # fmt: skip
+            size = _settle(anchor, mine, radius * spread, tiny, graph, height, above, via, memory)
+            cone = _cut(size, mine, 0.0, radius * spread, tiny, graph, memory)
             chosen[taken] = bridge
             taken += 1
             for j in range(size):
@@ -527,6 +531,7 @@ def _akpw(
     layer = np.empty(nodes, np.int32)
     via = np.empty(nodes, np.int32)
     queue = np.empty(nodes, np.int32)
+    memory = PieceMemory(cluster, live, head, following, piece, layer, via, queue)
     for v in range(nodes):
         cluster[v] = v
     alive, read, clusters = 0, 0, nodes
@@ -564,10 +569,7 @@ def _akpw(
             seed = np.int64(cluster[first[order]])
             if piece[seed] >= 0:
                 continue
-            taken = _grow(
-                seed, pieces, ends, multiplicity, cluster, live, head, following, piece, layer, via, queue,
-                share, chosen, taken,
-            )  # fmt: skip
+            taken = _grow(seed, pieces, ends, multiplicity, memory, share, chosen, taken)
             pieces += 1
         for v in range(nodes):
             cluster[v] = piece[cluster[v]]
@@ -581,14 +583,7 @@ def _grow(
     mine: Int,
     ends: SmallInts,
     multiplicity: Floats,
-    cluster: SmallInts,
-    live: SmallInts,
-    head: SmallInts,
-    following: SmallInts,
-    piece: SmallInts,
-    layer: SmallInts,
-    via: SmallInts,
-    queue: SmallInts,
+    memory: PieceMemory,
     share: float,
     chosen: SmallInts,
     taken: Int,
@@ -597,6 +592,7 @@ def _grow(
 
     A cluster joins by its heaviest edge from the layer before, ties to the smaller id.
     """
+    cluster, live, head, following, piece, layer, via, queue = memory
     piece[seed] = mine
     queue[0] = seed
     begin, end, depth = 0, 1, 0

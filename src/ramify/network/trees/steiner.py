@@ -27,6 +27,9 @@ from ramify.network.graphs.distances import Weight, all_pairs, arc_weights
 from ramify.network.graphs.overlay import Overlay
 from ramify.network.trees.blocks import Blocks, Parts, checked, closed, split
 from ramify.network.trees.steiner_kernels import (
+    GraphArcs,
+    SearchMemory,
+    TreeLinks,
     ascend_sets,
     better_trees,
     dreyfus_wagner,
@@ -142,22 +145,19 @@ class Steiner:
             return self._grow_once(sets)
         cost, size, chosen = self._measure(sets, roots)
         start = np.concatenate(([0], np.cumsum(size - 1))).astype(np.int64)
-        parent, child, link = (np.empty(int(start[-1]), dtype=np.int32) for _ in range(3))
-        rows, neighbor, arc_link, _ = self.overlay.adjacency
-        search = (self.distance, self.predecessor, rows, neighbor, arc_link)
-        emit_trees(*search, *checked(sets, len(self.overlay)), chosen, start, parent, child, link)
-        return SteinerTrees(cost, start, parent, child, link)
+        links = TreeLinks(start, *np.empty((3, int(start[-1])), dtype=np.int32))
+        given = checked(sets, len(self.overlay))
+        emit_trees(self.distance, self.predecessor, self._arcs, *given, chosen, links)
+        return SteinerTrees(cost, *links)
 
     def _grow_once(self, sets: TerminalSets) -> SteinerTrees:
         """Trees from the sets' own roots, in one pass, in arrays that grow with them."""
-        rows, neighbor, arc_link, _ = self.overlay.adjacency
-        search = (self.distance, self.predecessor, rows, neighbor, arc_link, self.arc_weight)
-        given = checked(sets, len(self.overlay))
+        search = (self.distance, self.predecessor, self._arcs, *checked(sets, len(self.overlay)))
         cost, start = np.empty(len(sets)), np.zeros(len(sets) + 1, dtype=np.int64)
         links = np.empty((3, 4 * len(sets.node) + len(self.overlay)), dtype=np.int32)
         done = 0
         while True:
-            done = grow_trees(*search, self.weight == "hops", *given, done, cost, start, *links)
+            done = grow_trees(*search, done, cost, TreeLinks(start, *links))
             if done == len(sets):
                 break
             links = np.concatenate((links, np.empty_like(links)), axis=1)
@@ -168,18 +168,13 @@ class Steiner:
         """Trees by local search, their links only if asked for."""
         clock, stamps, work, worth = tree_scratch(len(self.overlay))
         near = np.empty(2 * len(self.overlay) + 1, dtype=self.distance.dtype)
-        rows, neighbor, arc_link, _ = self.overlay.adjacency
-        search = (self.distance, self.predecessor, rows, neighbor, self.arc_weight, self.weight == "hops")
+        memory = SearchMemory(clock, stamps, near, work, worth)
+        search = (self.distance, self.predecessor, self._arcs, *checked(sets, len(self.overlay)))
         cost, start = np.empty(len(sets)), np.zeros(len(sets) + 1, dtype=np.int64)
-        given = checked(sets, len(self.overlay))
         for emit in (False, True) if fill else (False,):
-            links = np.empty((3, int(start[-1]) if emit else 0), dtype=np.int32)
-            parent, child, link = links
-            better_trees(
-                *search, *given, clock, stamps, near, work, worth, emit, arc_link, cost, start, parent,
-                child, link,
-            )  # fmt: skip
-        return SteinerTrees(cost, start, parent, child, link)
+            links = TreeLinks(start, *np.empty((3, int(start[-1]) if emit else 0), dtype=np.int32))
+            better_trees(*search, memory, emit, cost, links)
+        return SteinerTrees(cost, *links)
 
     def _measure(
         self, sets: TerminalSets, roots: Roots
@@ -198,11 +193,15 @@ class Steiner:
         cost = np.empty(len(sets), dtype=np.float64)
         size = np.empty(len(sets), dtype=np.int64)
         chosen = np.empty(len(sets), dtype=np.int32)
-        rows, neighbor, _, _ = self.overlay.adjacency
-        search = (self.distance, self.predecessor, rows, neighbor, self.arc_weight)
-        rules = (self.weight == "hops", roots == "all")
-        measure_trees(*search, *rules, *checked(sets, len(self.overlay)), cost, size, chosen)
+        given = checked(sets, len(self.overlay))
+        search = (self.distance, self.predecessor, self._arcs, roots == "all")
+        measure_trees(*search, *given, cost, size, chosen)
         return cost, size, chosen
+
+    @property
+    def _arcs(self) -> GraphArcs:
+        rows, neighbor, link, _ = self.overlay.adjacency
+        return GraphArcs(rows, neighbor, link, self.arc_weight, self.weight == "hops")
 
 
 def dual_ascent(

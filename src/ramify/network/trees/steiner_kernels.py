@@ -6,7 +6,7 @@ it touches and not the size of the graph. Every tie goes to what comes first: th
 set, the broker that joined the tree earlier.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,10 @@ import numpy.typing as npt
 from ramify.compiled import Flag, Int, compiled, inlined
 
 __all__ = [
+    "GraphArcs",
+    "GrowRoom",
+    "SearchMemory",
+    "TreeLinks",
     "ascend_sets",
     "better_trees",
     "dreyfus_wagner",
@@ -47,20 +51,53 @@ MARGIN = 1.0 - 1e-12
 """A tree is cheaper when it costs less than this share: rounding does not count."""
 
 
+class GraphArcs(NamedTuple):
+    """A graph in compressed rows with the link and the weight of every arc; `unit`: all weights are 1."""
+
+    start: Ints
+    neighbor: Ints
+    link: Ints
+    weight: Floats
+    unit: Flag
+
+
+class TreeLinks(NamedTuple):
+    """Trees as links from parent to child: those of tree i are `start[i]:start[i + 1]`."""
+
+    start: Longs
+    parent: Ints
+    child: Ints
+    link: Ints
+
+
+class GrowRoom(NamedTuple):
+    """Scratch of `grow_tree`, of any content but for `mark`, and the tree that it fills.
+
+    `left`, `near` (of the type of the distances) and `via` have an entry per terminal, the others one per
+    node. No entry of `mark` may equal the stamp of a call: start from zeros and pass 1, 2, 3...
+    """
+
+    mark: Longs
+    left: Ints
+    near: Rows
+    via: Ints
+    tree_node: Ints
+    tree_parent: Ints
+
+
+class SearchMemory(NamedTuple):
+    """Scratch of `grow_better_tree`: see `tree_scratch`."""
+
+    clock: Longs
+    stamps: Longs
+    near: Rows
+    work: Ints
+    worth: Floats
+
+
 @compiled
 def grow_tree(
-    dist: Rows,
-    pred: Rows,
-    terminals: Ints,
-    count: Int,
-    first: Int,
-    mark: Longs,
-    stamp: Int,
-    left: Ints,
-    near: Rows,
-    via: Ints,
-    tree_node: Ints,
-    tree_parent: Ints,
+    dist: Rows, pred: Rows, terminals: Ints, count: Int, first: Int, stamp: Int, room: GrowRoom
 ) -> int:
     """Grow a tree from `terminals[first]` over `terminals[:count]`; return how many nodes it has.
 
@@ -68,16 +105,10 @@ def grow_tree(
     path, again and again. `dist[u, v]` and `pred[u, v]` are those of `Distances`, a row for every node.
     Fills `tree_node[:size]` and `tree_parent[:size]`, every parent before its children, the start first
     (its parent is -1). When a path crosses the tree, as links of weight 0 allow, only what follows the last
-    crossing is added; so every leaf is a terminal. O(size * count) look-ups.
-
-    Scratch, of any content: `left`, `near` (of the type of `dist`) and `via` of `count` entries;
-    `tree_node` and `tree_parent` of one per node. `mark` has one entry per node and none may equal
-    `stamp`: start from zeros and pass 1, 2, 3... Afterwards `mark[v] == stamp` says that `v` is in the
-    tree.
+    crossing is added; so every leaf is a terminal. O(size * count) look-ups. Afterwards `mark[v] == stamp`
+    says that `v` is in the tree.
     """
-    return _grow(
-        dist, pred, terminals, count, first, 0, np.inf, mark, stamp, left, near, via, tree_node, tree_parent
-    )[0]
+    return _grow(dist, pred, terminals, count, first, 0, np.inf, stamp, room)[0]
 
 
 @compiled
@@ -89,19 +120,15 @@ def _grow(
     first: Int,
     ahead: Int,
     limit: float,
-    mark: Longs,
     stamp: Int,
-    left: Ints,
-    near: Rows,
-    via: Ints,
-    tree_node: Ints,
-    tree_parent: Ints,
+    room: GrowRoom,
 ) -> tuple[int, float]:
     """`grow_tree`, where the first `ahead` terminals after the start join before the nearest do, in order.
 
     Returns the nodes and what the paths cost together; no nodes when that reaches `limit`. A terminal may
     be named twice.
     """
+    mark, left, near, via, tree_node, tree_parent = room
     source = terminals[first]
     tree_node[0] = source
     tree_parent[0] = -1
@@ -204,12 +231,12 @@ def grow_better_tree(
     one = clock[0]
     for i in range(count):
         wanted[terminals[i]] = one
+    memory = SearchMemory(clock, stamps, near, work, worth)
     # typed: what is called with a literal is compiled once more for it
     earlies, lates, nobody = np.int64(0), np.int64(0), np.int64(-1)
     size, cost = _try(
-        dist, pred, terminals, count, earlies, lates, nobody, np.inf, one, clock, stamps, near, work,
-        tree_node, tree_parent,
-    )  # fmt: skip
+        dist, pred, terminals, count, earlies, lates, nobody, np.inf, one, memory, tree_node, tree_parent
+    )
     for _ in range(min(MOST_MOVES, len(dist)) if count > 2 else 0):
         found = _promising(
             dist, start, neighbor, one, clock, stamps, work, worth, tree_node, tree_parent, size, cost
@@ -222,14 +249,14 @@ def grow_better_tree(
                 late[lates] = v
                 grown, spent = _try(
                     dist, pred, terminals, count, earlies + 1 - turn, lates + turn, nobody, cost * MARGIN,
-                    one, clock, stamps, near, work, tree_node, tree_parent,
+                    one, memory, tree_node, tree_parent,
                 )  # fmt: skip
                 if grown > 0:
                     size, cost, best, best_soon = grown, spent, v, 1 - turn
         for i in range(earlies + lates if best < 0 else 0):
             grown, spent = _try(
-                dist, pred, terminals, count, earlies, lates, i, cost * MARGIN, one, clock, stamps, near,
-                work, tree_node, tree_parent,
+                dist, pred, terminals, count, earlies, lates, i, cost * MARGIN, one, memory, tree_node,
+                tree_parent,
             )  # fmt: skip
             if grown > 0:
                 size, cost, gone = grown, spent, i
@@ -262,10 +289,7 @@ def _try(
     without: Int,
     limit: float,
     one: Int,
-    clock: Longs,
-    stamps: Longs,
-    near: Rows,
-    work: Ints,
+    memory: SearchMemory,
     tree_node: Ints,
     tree_parent: Ints,
 ) -> tuple[int, float]:
@@ -273,6 +297,7 @@ def _try(
 
     Returns its nodes, none when it is dearer, and its cost.
     """
+    clock, stamps, work = memory.clock, memory.stamps, memory.work
     joins, early, late, node, parent = work[2], work[3], work[4], work[5], work[6]
     joins[0] = terminals[0]
     length = np.int64(1)
@@ -289,10 +314,8 @@ def _try(
         joins[length] = terminals[i]
         length += 1
     clock[0] += 1
-    size, cost = _grow(
-        dist, pred, joins, length, 0, ahead, limit, stamps[0], clock[0], work[0], near, work[1], node,
-        parent,
-    )  # fmt: skip
+    room = GrowRoom(stamps[0], work[0], memory.near, work[1], node, parent)
+    size, cost = _grow(dist, pred, joins, length, 0, ahead, limit, clock[0], room)
     if size == 0:
         return 0, cost
     size, cost = _without_loose_ends(dist, stamps[1], one, work[7], node, parent, size)
@@ -478,13 +501,27 @@ def tree_cost(
 
 
 @compiled
+def _room(dist: Rows, set_start: Longs, done: Int) -> GrowRoom:
+    """Room for the trees of the sets from `done` on."""
+    nodes = len(dist)
+    most = 0
+    for s in range(done, len(set_start) - 1):
+        most = max(most, set_start[s + 1] - set_start[s])
+    return GrowRoom(
+        np.zeros(nodes, dtype=np.int64),
+        np.empty(most, dtype=np.int32),
+        np.empty(most, dtype=dist.dtype),
+        np.empty(most, dtype=np.int32),
+        np.empty(nodes, dtype=np.int32),
+        np.empty(nodes, dtype=np.int32),
+    )
+
+
+@compiled
 def measure_trees(
     dist: Rows,
     pred: Rows,
-    start: Ints,
-    neighbor: Ints,
-    weight: Floats,
-    unit: Flag,
+    graph: GraphArcs,
     every: Flag,
     set_start: Longs,
     set_node: Ints,
@@ -493,16 +530,8 @@ def measure_trees(
     chosen: Ints,
 ) -> None:
     """For each set the cost of its tree, its nodes and its start; `every` tries all terminals as start."""
-    nodes = len(dist)
-    most = 0
-    for s in range(len(set_start) - 1):
-        most = max(most, set_start[s + 1] - set_start[s])
-    mark = np.zeros(nodes, dtype=np.int64)
-    left = np.empty(most, dtype=np.int32)
-    near = np.empty(most, dtype=dist.dtype)
-    via = np.empty(most, dtype=np.int32)
-    tree_node = np.empty(nodes, dtype=np.int32)
-    tree_parent = np.empty(nodes, dtype=np.int32)
+    start, neighbor, weight, unit = graph.start, graph.neighbor, graph.weight, graph.unit
+    room = _room(dist, set_start, 0)
     stamp = 0
     for s in range(len(set_start) - 1):
         terminals = set_node[set_start[s] : set_start[s + 1]]
@@ -510,10 +539,8 @@ def measure_trees(
         cost[s] = np.inf
         for first in range(count if every else 1):
             stamp += 1
-            grown = grow_tree(
-                dist, pred, terminals, count, first, mark, stamp, left, near, via, tree_node, tree_parent
-            )
-            found = tree_cost(start, neighbor, weight, unit, tree_node, tree_parent, grown)
+            grown = grow_tree(dist, pred, terminals, count, first, stamp, room)
+            found = tree_cost(start, neighbor, weight, unit, room.tree_node, room.tree_parent, grown)
             if found < cost[s]:
                 cost[s] = found
                 size[s] = grown
@@ -524,46 +551,22 @@ def measure_trees(
 def emit_trees(
     dist: Rows,
     pred: Rows,
-    start: Ints,
-    neighbor: Ints,
-    arc_link: Ints,
+    graph: GraphArcs,
     set_start: Longs,
     set_node: Ints,
     chosen: Ints,
-    tree_start: Longs,
-    parent: Ints,
-    child: Ints,
-    link: Ints,
+    links: TreeLinks,
 ) -> None:
     """Grow each set's tree again from its chosen start, write its links from the set's root outwards."""
-    nodes = len(dist)
-    most = 0
-    for s in range(len(set_start) - 1):
-        most = max(most, set_start[s + 1] - set_start[s])
-    mark = np.zeros(nodes, dtype=np.int64)
-    left = np.empty(most, dtype=np.int32)
-    near = np.empty(most, dtype=dist.dtype)
-    via = np.empty(most, dtype=np.int32)
-    tree_node = np.empty(nodes, dtype=np.int32)
-    tree_parent = np.empty(nodes, dtype=np.int32)
-    above = np.empty(nodes, dtype=np.int32)
+    start, neighbor, arc_link = graph.start, graph.neighbor, graph.link
+    tree_start, parent, child, link = links
+    room = _room(dist, set_start, 0)
+    mark, tree_node, tree_parent = room.mark, room.tree_node, room.tree_parent
+    above = np.empty(len(dist), dtype=np.int32)
     for s in range(len(set_start) - 1):
         terminals = set_node[set_start[s] : set_start[s + 1]]
         stamp = 2 * s + 1
-        size = grow_tree(
-            dist,
-            pred,
-            terminals,
-            len(terminals),
-            chosen[s],
-            mark,
-            stamp,
-            left,
-            near,
-            via,
-            tree_node,
-            tree_parent,
-        )
+        size = grow_tree(dist, pred, terminals, len(terminals), chosen[s], stamp, room)
         for j in range(size):
             above[tree_node[j]] = tree_parent[j]
         # From the root to the start the parents turn round; all others keep theirs and their order.
@@ -589,43 +592,28 @@ def emit_trees(
 def grow_trees(
     dist: Rows,
     pred: Rows,
-    start: Ints,
-    neighbor: Ints,
-    arc_link: Ints,
-    weight: Floats,
-    unit: Flag,
+    graph: GraphArcs,
     set_start: Longs,
     set_node: Ints,
     done: Int,
     cost: Floats,
-    tree_start: Longs,
-    parent: Ints,
-    child: Ints,
-    link: Ints,
+    links: TreeLinks,
 ) -> int:
     """Grow and write the trees of the sets from `done` on, from their roots; returns how many are done.
 
     Stops before a set whose tree might not fit the room that is left: enlarge the arrays and call again.
     `tree_start[done]` says where the next tree begins.
     """
-    nodes = len(dist)
-    most = 0
-    for s in range(done, len(set_start) - 1):
-        most = max(most, set_start[s + 1] - set_start[s])
-    mark = np.zeros(nodes, dtype=np.int64)
-    left = np.empty(most, dtype=np.int32)
-    near = np.empty(most, dtype=dist.dtype)
-    via = np.empty(most, dtype=np.int32)
-    tree_node = np.empty(nodes, dtype=np.int32)
-    tree_parent = np.empty(nodes, dtype=np.int32)
+    start, neighbor, arc_link, weight, unit = graph
+    tree_start, parent, child, link = links
+    room = _room(dist, set_start, done)
+    nodes, tree_node, tree_parent = len(dist), room.tree_node, room.tree_parent
     for s in range(done, len(set_start) - 1):
         at = tree_start[s]
         if at + nodes > len(parent):
             return s
         terminals = set_node[set_start[s] : set_start[s + 1]]
-        size = grow_tree(
-            dist, pred, terminals, len(terminals), 0, mark, s + 1, left, near, via, tree_node, tree_parent
-        )
+        size = grow_tree(dist, pred, terminals, len(terminals), 0, s + 1, room)
         total = 0.0
         for j in range(1, size):
             arc = _arc(start, neighbor, tree_parent[j], tree_node[j])
@@ -643,26 +631,18 @@ def grow_trees(
 def better_trees(
     dist: Rows,
     pred: Rows,
-    start: Ints,
-    neighbor: Ints,
-    weight: Floats,
-    unit: Flag,
+    graph: GraphArcs,
     set_start: Longs,
     set_node: Ints,
-    clock: Longs,
-    stamps: Longs,
-    near: Rows,
-    work: Ints,
-    worth: Floats,
+    memory: SearchMemory,
     fill: Flag,
-    arc_link: Ints,
     cost: Floats,
-    tree_start: Longs,
-    parent: Ints,
-    child: Ints,
-    link: Ints,
+    links: TreeLinks,
 ) -> None:
     """`grow_better_tree` for each set: what it costs and where its links end, and with `fill` the links."""
+    start, neighbor, arc_link, weight, unit = graph
+    clock, stamps, near, work, worth = memory
+    tree_start, parent, child, link = links
     tree_node = np.empty(len(dist), dtype=np.int32)
     tree_parent = np.empty(len(dist), dtype=np.int32)
     for s in range(len(set_start) - 1):

@@ -16,7 +16,7 @@ Departures None: the scheme is our own. Links are tried in rotation and the firs
 
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -93,6 +93,85 @@ def improve(
     )
 
 
+class SwapInput(NamedTuple):
+    """What a search reads: the overlay's links, and the terminal sets, by set and by broker."""
+
+    start: SmallInts
+    neighbor: SmallInts
+    link: SmallInts
+    ends: SmallInts
+    length: Floats
+    first: Ints
+    weight: Floats
+    at_broker: Ints
+    set_at: SmallInts
+
+
+class SwapTree(NamedTuple):
+    """The tree that a search changes, kept from call to call.
+
+    `above` is the length of the link to the parent. `node` has the terminals, each set in the order of
+    positions when it was last looked at. `state`: the next broker, links tried in vain since a swap, swaps,
+    trees measured.
+    """
+
+    parent: SmallInts
+    above: Floats
+    node: SmallInts
+    state: Ints
+
+
+class SwapMemory(NamedTuple):
+    """Arrays that `_search` fills: made outside because each one made there takes long to compile."""
+
+    # order, and the range of positions of each broker: see MeasuredTree
+    order: SmallInts
+    tin: SmallInts
+    tout: SmallInts
+    # logarithms and table of `meeting`, depth by position
+    log: SmallInts
+    table: Table
+    depth: Floats
+    # positions of the terminals, ascending in a set, and the tree they are of
+    place: SmallInts
+    version: Ints
+    # how often a set was met on the smaller side
+    seen: SmallInts
+    # the sets that use the link, and which of their terminals are below it
+    cut: SmallInts
+    begin: Ints
+    end: Ints
+    # what `_distances` sums, and its result
+    touch: Floats
+    inside: Floats
+    near: Floats
+    # no distances: `_replacement` then finds the shortest link
+    flat: Floats
+
+    @classmethod
+    def of(cls, nodes: int, sets: int, terminals: int) -> "SwapMemory":
+        """Room for a tree of so many brokers."""
+        small, long, real = np.int32, np.int64, np.float64
+        return cls(
+            order=np.empty(nodes, small),
+            tin=np.empty(nodes, small),
+            tout=np.empty(nodes, small),
+            log=np.empty(nodes + 2, small),
+            table=np.empty((nodes.bit_length(), nodes), small),
+            depth=np.empty(nodes, real),
+            place=np.empty(terminals, small),
+            version=np.zeros(sets, long),
+            seen=np.zeros(sets, small),
+            cut=np.empty(sets, small),
+            begin=np.empty(sets, long),
+            end=np.empty(sets, long),
+            touch=np.empty(nodes, real),
+            inside=np.empty(nodes, real),
+            near=np.empty(nodes, real),
+            flat=np.zeros(nodes, real),
+        )
+
+
 class _Search:
     """The arrays that one search works on, kept between chunks."""
 
@@ -105,110 +184,60 @@ class _Search:
         self.finished = False
         # Sets of one broker, or of no weight, cost nothing on any tree.
         used = np.flatnonzero((np.diff(sets.start) > 1) & (sets.weight > 0))
-        self._sets = sets.take(used)
-        self._parent = start.tree.parent.copy()
-        self._above = start.length.copy()
-        self._state = np.zeros(
-            4, dtype=np.int64
-        )  # next broker, tried in vain since a swap, swaps, trees measured
-        rows = np.repeat(np.arange(len(used), dtype=np.int32), np.diff(self._sets.start))
-        by_broker = np.argsort(self._sets.node, kind="stable")
-        first = np.concatenate(([0], np.cumsum(np.bincount(self._sets.node, minlength=nodes))))
+        costly = sets.take(used)
+        rows = np.repeat(np.arange(len(used), dtype=np.int32), np.diff(costly.start))
+        by_broker = np.argsort(costly.node, kind="stable")
+        at_broker = np.concatenate(([0], np.cumsum(np.bincount(costly.node, minlength=nodes))))
         adjacency = overlay.adjacency
-        self._fixed = (
-            adjacency.start,
-            adjacency.neighbor,
-            adjacency.link,
-            closed(overlay.ends, np.int32),
-            lengths,
-            closed(self._sets.start, np.int64),
-            closed(self._sets.weight, np.float64),
-            closed(first, np.int64),
-            closed(rows[by_broker], np.int32),
-            tolerance,
+        self._given = SwapInput(
+            start=adjacency.start,
+            neighbor=adjacency.neighbor,
+            link=adjacency.link,
+            ends=closed(overlay.ends, np.int32),
+            length=lengths,
+            first=closed(costly.start, np.int64),
+            weight=closed(costly.weight, np.float64),
+            at_broker=closed(at_broker, np.int64),
+            set_at=closed(rows[by_broker], np.int32),
         )
-        self._node = self._sets.node.copy()
-        self._scratch = _scratch(nodes, len(used), len(self._node))
+        parent, above = start.tree.parent.copy(), start.length.copy()
+        self._tree = SwapTree(parent, above, costly.node.copy(), np.zeros(4, dtype=np.int64))
+        self._memory = SwapMemory.of(nodes, len(used), len(costly.node))
+        self._tolerance = tolerance
 
     def run(self, swaps: int) -> float:
         """Search until so many swaps are made, no swap gains or the chunk is used up; the gain."""
-        kept = (self.root, self._parent, self._above, self._node, self._state)
-        arguments: tuple[Any, ...] = (*kept, *self._fixed, *self._scratch, swaps, CHUNK)
-        gain = _search(*arguments)
-        self.swaps = int(self._state[2])
-        self.finished = bool(self._state[1] >= len(self._parent) - 1)
+        tree = self._tree
+        gain = _search(self.root, tree, self._given, self._memory, self._tolerance, swaps, CHUNK)
+        self.swaps = int(tree.state[2])
+        self.finished = bool(tree.state[1] >= len(tree.parent) - 1)
         return float(gain)
 
     def tree(self) -> Tree:
         """The tree as it is now."""
-        return Tree.of_parents(self._parent, self.root)
-
-
-def _scratch(nodes: int, sets: int, terminals: int) -> tuple[npt.NDArray[Any], ...]:
-    """Arrays that `_search` fills: made here because each one made there takes long to compile."""
-    small, long, real = np.int32, np.int64, np.float64
-    return (
-        np.empty(nodes, small),  # order, and the range of positions of each broker: see MeasuredTree
-        np.empty(nodes, small),
-        np.empty(nodes, small),
-        np.empty(nodes + 2, small),  # logarithms and table of `meeting`, depth by position
-        np.empty((nodes.bit_length(), nodes), small),
-        np.empty(nodes, real),
-        np.empty(terminals, small),  # positions of the terminals, ascending in a set
-        np.zeros(sets, long),  # the tree they are of
-        np.zeros(sets, small),  # how often a set was met on the smaller side
-        np.empty(sets, small),  # the sets that use the link, and which of their terminals are below it
-        np.empty(sets, long),
-        np.empty(sets, long),
-        np.empty(nodes, real),  # what `_distances` sums, and its result
-        np.empty(nodes, real),
-        np.empty(nodes, real),
-        np.zeros(nodes, real),  # no distances: `_replacement` then finds the shortest link
-    )
+        return Tree.of_parents(self._tree.parent, self.root)
 
 
 @compiled
 def _search(
     root: Int,
-    parent: SmallInts,
-    above: Floats,
-    node: SmallInts,
-    state: Ints,
-    start: SmallInts,
-    neighbor: SmallInts,
-    link: SmallInts,
-    ends: SmallInts,
-    length: Floats,
-    first: Ints,
-    weight: Floats,
-    at_broker: Ints,
-    set_at: SmallInts,
+    tree: SwapTree,
+    given: SwapInput,
+    memory: SwapMemory,
     tolerance: float,
-    order: SmallInts,
-    tin: SmallInts,
-    tout: SmallInts,
-    log: SmallInts,
-    table: Table,
-    depth: Floats,
-    place: SmallInts,
-    version: Ints,
-    seen: SmallInts,
-    cut: SmallInts,
-    begin: Ints,
-    end: Ints,
-    touch: Floats,
-    inside: Floats,
-    near: Floats,
-    flat: Floats,
     swaps: Int,
     chunk: Int,
 ) -> float:
     """Try tree links in rotation and swap those that gain; the summed gain. See the module.
 
-    `parent`, `above` (the length of the link to the parent), `node` (the terminals, each set in the order
-    of positions when it was last looked at) and `state` are kept from call to call. A tree link is named
-    by its lower broker.
+    A tree link is named by its lower broker.
     """
+    parent, above, node, state = tree.parent, tree.above, tree.node, tree.state
+    start, neighbor, link, length = given.start, given.neighbor, given.link, given.length
+    ends, first = given.ends, given.first
+    order, tin, tout, near, flat = memory.order, memory.tin, memory.tout, memory.near, memory.flat
+    log, table, depth = memory.log, memory.table, memory.depth
+    place, version, cut = memory.place, memory.version, memory.cut
     nodes, levels = len(parent), len(table)
     work, gained, stale = np.int64(0), 0.0, True
     while state[1] < nodes - 1 and swaps > 0 and work < chunk:
@@ -231,7 +260,7 @@ def _search(
         )
         if other < 0:
             continue
-        used, stamped = _sets_across(low, high, order, first, at_broker, set_at, seen, cut)
+        used, stamped = _sets_across(low, high, given, memory)
         work += stamped + min(high - low, nodes - high + low)
         if used == 0:
             continue
@@ -240,16 +269,11 @@ def _search(
             if version[s] != state[3]:
                 version[s] = state[3]
                 _place(first[s], first[s + 1], node, tin, order, place)
-        total, bound = _split(
-            used, low, high, upper, cut, first, weight, place, depth, table, log, begin, end
-        )
+        total, bound = _split(used, low, high, upper, given, memory)
         work += 16 * used
         if bound + total * (above[v] - shortest) <= tolerance:
             continue
-        _distances(
-            used, low, total, cut, first, weight, place, begin, end, above, order, depth, table, log,
-            touch, inside, near,
-        )  # fmt: skip
+        _distances(used, low, total, above, given, memory)
         work += 4 * nodes + 16 * used
         other, cheapest = _replacement(
             low, high, upper, total, start, neighbor, link, order, tin, near, length
@@ -308,17 +332,10 @@ def _replacement(
 
 
 @compiled
-def _sets_across(
-    low: Int,
-    high: Int,
-    order: SmallInts,
-    first: Ints,
-    at_broker: Ints,
-    set_at: SmallInts,
-    seen: SmallInts,
-    cut: SmallInts,
-) -> tuple[int, int]:
+def _sets_across(low: Int, high: Int, given: SwapInput, memory: SwapMemory) -> tuple[int, int]:
     """Fill `cut` with the sets that have terminals on both sides; how many, and how many terminals seen."""
+    first, at_broker, set_at = given.first, given.at_broker, given.set_at
+    order, seen, cut = memory.order, memory.seen, memory.cut
     nodes = len(order)
     below = 2 * (high - low) <= nodes
     met, stamped = 0, 0
@@ -356,19 +373,7 @@ def _place(
 
 @compiled
 def _split(
-    used: Int,
-    low: Int,
-    high: Int,
-    upper: Int,
-    cut: SmallInts,
-    first: Ints,
-    weight: Floats,
-    place: SmallInts,
-    depth: Floats,
-    table: Table,
-    log: SmallInts,
-    begin: Ints,
-    end: Ints,
+    used: Int, low: Int, high: Int, upper: Int, given: SwapInput, memory: SwapMemory
 ) -> tuple[float, float]:
     """Fill which terminals are below the cut; the weight of the sets, and how far off the link is.
 
@@ -376,6 +381,9 @@ def _split(
     no replacement gains more than that and the difference of the lengths. Above the cut the distance is
     half of d(a, p) + d(p, b) - d(a, b), with a and b the terminals next to it around the tree.
     """
+    first, weight = given.first, given.weight
+    cut, place, begin, end = memory.cut, memory.place, memory.begin, memory.end
+    depth, table, log = memory.depth, memory.table, memory.log
     total, off = 0.0, 0.0
     for i in range(used):
         s = cut[i]
@@ -401,23 +409,7 @@ def _split(
 
 @compiled
 def _distances(
-    used: Int,
-    low: Int,
-    total: float,
-    cut: SmallInts,
-    first: Ints,
-    weight: Floats,
-    place: SmallInts,
-    begin: Ints,
-    end: Ints,
-    above: Floats,
-    order: SmallInts,
-    depth: Floats,
-    table: Table,
-    log: SmallInts,
-    touch: Floats,
-    inside: Floats,
-    near: Floats,
+    used: Int, low: Int, total: float, above: Floats, given: SwapInput, memory: SwapMemory
 ) -> None:
     """Fill `near`: per position, the weighted distances to the sub-trees of all cut sets on its side.
 
@@ -425,6 +417,10 @@ def _distances(
     sides, and is farther otherwise. `touch` sums to the weight of the sets with a terminal below, since a
     set of k terminals there has k - 1 meetings of neighbours there; `inside` to those wholly below.
     """
+    first, weight = given.first, given.weight
+    cut, place, begin, end = memory.cut, memory.place, memory.begin, memory.end
+    order, depth, table, log = memory.order, memory.depth, memory.table, memory.log
+    touch, inside, near = memory.touch, memory.inside, memory.near
     nodes = len(order)
     for i in range(nodes):
         touch[i] = 0.0

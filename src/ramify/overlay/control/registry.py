@@ -155,6 +155,7 @@ def revised(
     changes: list[PlanChange] = []
     lacks: dict[str, Lack] = {}
     coming: list[Subscription] = []
+    vacant: list[int] = []
     for id_ in ids:
         row, k = wanted.get(id_), plan.classes.class_of.get(id_)
         if row is not None and bars is not None and (barred := bars.against(row, plan)):
@@ -164,11 +165,13 @@ def revised(
             left = delete_subscription(plan, id_)
             plan = left.plan
             changes.append(PlanChange(removed=id_, growth=left.growth))
-            if demand is not None and plan.classes.vacant[k]:
-                demand = _without_class(demand, k)
+            if plan.classes.vacant[k]:
+                vacant.append(k)
             k = None
         if row is not None and k is None:
             coming.append(row)
+    if demand is not None:
+        demand = demand.without_class(*vacant)
     broken = set() if judge is None or not coming else {fault.rule for fault in judge(plan, demand)}
     broken -= {UNUSABLE}
     for row in coming:
@@ -250,13 +253,6 @@ def _tidied(plan: Plan, like: Plan | None = None) -> Plan:
         )
         preset(classes, filters=tuple(parsed))
     return plan if tidy else replace(plan, classes=classes)
-
-
-def _without_class(demand: Demand, k: int) -> Demand:
-    """Class k matched nowhere. Patterns that become equal stay apart, which no sum notices. O(entries)."""
-    keep = demand.classes != k
-    before = np.concatenate(([0], np.cumsum(keep)))
-    return replace(demand, classes=demand.classes[keep], start=before[demand.start].astype(np.int64))
 
 
 # -------------------------------------------------------------------------------------------- records

@@ -36,7 +36,7 @@ from ramify.pipeline.passes.sources import Chunk, Reject
 from ramify.pipeline.session.engine import Engine, InProcess, is_connect, runs_here, task_slots
 from ramify.pipeline.session.failures import root_cause
 from ramify.pipeline.session.local_files import local_files
-from ramify.planning.demand.pattern_rows import NO_PANE
+from ramify.planning.demand.decay import NO_PANE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -31,8 +31,7 @@ from ramify.pipeline.passes.matching import Shards, compile_shards, ship_matcher
 from ramify.pipeline.passes.sources import Chunk, Reject, Source
 from ramify.pipeline.passes.table_files import TABLES, spark_schema
 from ramify.pipeline.session.engine import Engine, InProcess
-from ramify.planning.demand.pattern_arrays import PatternArrays
-from ramify.planning.demand.pattern_rows import PATTERNS, class_lists
+from ramify.planning.demand.patterns import PATTERNS, Patterns, class_rows, hosts_away
 from ramify.planning.demand.tally import PatternTally, TallySettings
 from ramify.planning.demand.windows import Span, Windows
 
@@ -55,7 +54,7 @@ __all__ = [
 class PassKind(IntEnum):
     """What a row that comes out of a task is."""
 
-    PATTERN = 0  # raw: many patterns, packed (`PatternArrays`); count: how many
+    PATTERN = 0  # raw: many patterns, packed (`Patterns`); count: how many
     REJECTED = 1  # file, start, position, line, reason, detail, raw; count: records it stands for
     PIECE = 2  # file, start; position: lines, count: records in it
     UNKNOWN = 3  # split, client; count: events
@@ -80,8 +79,8 @@ _EXTRA: dict[str, Any] = {
 PARTIAL = pa.schema([*PATTERNS, *pa.schema(_EXTRA)])
 """The columns that a task gives back."""
 
-Digest: TypeAlias = Callable[[pa.RecordBatch], Iterator[pa.RecordBatch]]
-"""In a task: what to give back for some patterns (rows of `PATTERNS`), instead of them."""
+Digest: TypeAlias = Callable[[Patterns], Iterator[pa.RecordBatch]]
+"""In a task: what to give back for some patterns, instead of them."""
 
 Step: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -130,7 +129,7 @@ class KeptRows:
         """The rows of a kind as values."""
         return self.table.filter(_equal(self.table["kind"], int(kind))).to_pylist()
 
-    def patterns(self) -> PatternArrays:
+    def patterns(self) -> Patterns:
         """All patterns, those of different tasks not added up."""
         at = np.flatnonzero(np.asarray(self.table["kind"]) == int(PassKind.PATTERN))
         return _unpacked(self.table["raw"], at)
@@ -186,11 +185,11 @@ class PassResult:
         if self._pattern_rows <= _MOST_COLLECTED:
             raw = _arrow(self.packed)["raw"]
             return self.windows_of(_unpacked(raw, range(len(raw))))
-        return self.windows_of(_arrow(self.patterns))
+        return self.windows_of(Patterns.of_table(_arrow(self.patterns)))
 
-    def windows_of(self, patterns: pa.Table | PatternArrays) -> Windows:
+    def windows_of(self, patterns: Patterns) -> Windows:
         """The demands of patterns that are here already."""
-        return Windows.of_rows(
+        return Windows.of_patterns(
             patterns,
             self.counting.split,
             self.spans,
@@ -205,7 +204,7 @@ class PassResult:
         """Frame of `PATTERNS`: distinct patterns with sums."""
         from pyspark.sql import functions as sf
 
-        grouped = self.packed.mapInArrow(unpacked, spark_schema(PATTERNS)).groupBy(*_KEYS)
+        grouped = self.packed.mapInArrow(_unpacked_rows, spark_schema(PATTERNS)).groupBy(*_KEYS)
         return grouped.agg(sf.sum("count").alias("count"), sf.sum("bytes").alias("bytes"))
 
     @property
@@ -420,11 +419,11 @@ class _Task:
         yield told.summary(tally, given)
 
     def _patterns(self, tally: PatternTally) -> Iterator[pa.RecordBatch]:
-        drained = tally.drain_arrays()
+        drained = tally.drain()
         if not len(drained):
             return
         if self.digest is not None:
-            yield from self.digest(drained.batch())
+            yield from self.digest(drained)
             return
         for first in range(0, len(drained), _PACKED_PATTERNS):
             last = min(len(drained), first + _PACKED_PATTERNS)
@@ -502,16 +501,18 @@ def _rows(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(plain, schema=PARTIAL)
 
 
-def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The patterns in a column of packed ones, as rows of `PATTERNS`."""
-    for batch in batches:
-        for raw in batch.column("raw"):
-            yield PatternArrays.joined([raw.as_buffer()]).batch()
+def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[Patterns]:
+    """In a task: the patterns in a column of packed ones, value by value."""
+    return (_unpacked(batch.column("raw"), [k]) for batch in batches for k in range(batch.num_rows))
 
 
-def _unpacked(raw: Any, rows: Iterable[int]) -> PatternArrays:
+def _unpacked_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return (patterns.batch() for patterns in unpacked(batches))
+
+
+def _unpacked(raw: Any, rows: Iterable[int]) -> Patterns:
     """The patterns in these rows of a column of packed ones; the large values are not copied."""
-    return PatternArrays.joined([raw[int(row)].as_buffer() for row in rows])
+    return Patterns.joined([raw[int(row)].as_buffer() for row in rows])
 
 
 def _reject_row(reject: Reject) -> dict[str, Any]:
@@ -525,9 +526,9 @@ def _with_destinations(host: npt.NDArray[np.int32]) -> Step:
     def step(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = TABLES["demand"].schema
         for batch in batches:
-            start, classes = class_lists(batch.column("classes"))
+            start, classes = class_rows(batch.column("classes"))
             lists = _lists(start, classes)
-            away = _lists(*_destinations(np.asarray(batch.column("publisher")), start, host[classes]))
+            away = _lists(*hosts_away(np.asarray(batch.column("publisher")), start, host[classes]))
             given = {name: batch.column(name) for name in batch.schema.names} | {
                 "classes": lists,
                 "destinations": away,
@@ -535,17 +536,6 @@ def _with_destinations(host: npt.NDArray[np.int32]) -> Step:
             yield pa.RecordBatch.from_arrays([given[name] for name in schema.names], schema=schema)
 
     return step
-
-
-def _destinations(publisher: Any, start: Any, host: Any) -> tuple[Any, Any]:
-    """Compressed rows of the distinct hosts other than the publisher's, ascending."""
-    rows = len(publisher)
-    pattern = np.repeat(np.arange(rows, dtype=np.int64), np.diff(start))
-    away = host != publisher[pattern]
-    span = int(host.max(initial=0)) + 1
-    pairs = np.unique(pattern[away] * span + host[away])
-    length = np.bincount(pairs // span, minlength=rows)
-    return np.concatenate(([0], np.cumsum(length))), (pairs % span).astype(np.int32)
 
 
 def _lists(start: Any, values: Any) -> Any:

@@ -31,6 +31,7 @@ from ramify.pipeline.passes.table_files import spark_schema
 from ramify.pipeline.session.session import task_slots
 from ramify.pipeline.session.shipping import ship, shipped, waiting_room
 from ramify.planning.demand.demand import Demand
+from ramify.planning.demand.patterns import Patterns
 from ramify.planning.demand.splits import WHOLE, Split
 from ramify.planning.demand.tally import TallySettings, check_tags
 from ramify.planning.demand.windows import Span
@@ -123,13 +124,13 @@ def price_log(
 # ------------------------------------------------------------------------------------------- in a task
 
 
-def part_rows(plan: Plan, patterns: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def part_rows(plan: Plan, patterns: Patterns) -> Iterator[pa.RecordBatch]:
     """What a task gives back for some patterns: one row with their sums, and one per destination set.
 
     The sums are in `raw`; a set has its brokers in `classes` (see `DestinationSets.table`), and is added
     up here already.
     """
-    demand = Demand.of_rows(pa.Table.from_batches([patterns]))
+    demand = Demand.of_patterns(patterns)
     sums = pa.array([sums_of(plan, demand).to_bytes()], pa.binary())
     yield partial_rows(PassKind.DIGEST, pa.RecordBatch.from_arrays([sums], names=["raw"]))
     sets = DestinationSets.of(demand, plan.classes).table().rename_columns(["classes", "bytes", "count"])
@@ -157,7 +158,7 @@ class _Pricing:
 
     plan: str
 
-    def __call__(self, patterns: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def __call__(self, patterns: Patterns) -> Iterator[pa.RecordBatch]:
         return part_rows(_opened(self.plan), patterns)
 
 

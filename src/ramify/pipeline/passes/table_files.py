@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ramify.errors import InputError
-from ramify.planning.demand.pattern_rows import PATTERNS, keys_of_lists
+from ramify.planning.demand.patterns import Patterns
 from ramify.planning.demand.splits import Split
 
 if TYPE_CHECKING:
@@ -313,8 +313,8 @@ def read_windows(under: str | Path, *, half_life_s: float | None = None) -> "Win
     unknown = {
         (row["split"], row["publisher"]): row["events"] for row in read_table(under, "unknown").to_pylist()
     }
-    return Windows.of_rows(
-        pattern_rows(rows),
+    return Windows.of_patterns(
+        Patterns.of_table(rows),
         split,
         spans,
         unknown,
@@ -322,10 +322,3 @@ def read_windows(under: str | Path, *, half_life_s: float | None = None) -> "Win
         half_life_s=half_life_s,
         pane_us=about.get("pane_us", 0),
     )
-
-
-def pattern_rows(demand: pa.Table) -> pa.Table:
-    """Rows of a stored demand as patterns: lists of classes become keys."""
-    index = demand.schema.get_field_index("classes")
-    keyed = demand.set_column(index, "classes", keys_of_lists(demand["classes"]))
-    return keyed.select(PATTERNS.names).cast(PATTERNS)

@@ -52,7 +52,7 @@ from ramify.pipeline.tables.overlap_kernels import (
     pairs_of_sets,
     suffixes,
 )
-from ramify.pipeline.tables.selectivity import class_sums, compressed_rows
+from ramify.pipeline.tables.selectivity import checked_rows, class_sums, compressed_rows
 
 __all__ = ["EXACT_CLASSES", "OverlapPairs", "Sketch", "overlap"]
 
@@ -185,9 +185,7 @@ def _packed(demand: DataFrame, classes: int, cuts: Ints) -> DataFrame:
 
     def pack(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         sums = np.zeros((3, classes + 1), np.int64)
-        for batch in unpacked(rows) if tasks_own else rows:
-            start, member = compressed_rows(batch.column("classes"), classes)
-            count, size = np.asarray(batch.column("count")), np.asarray(batch.column("bytes"))
+        for start, member, count, size in _weighed(rows, classes, tasks_own):
             add_weights(start, member, count, size, np.arange(len(count)), sums)
             yield _packed_batch(_suffixes(start, member, count, size, cuts))
         events = sums[0, :-1].tobytes()
@@ -195,6 +193,19 @@ def _packed(demand: DataFrame, classes: int, cuts: Ints) -> DataFrame:
 
     columns = ["raw"] if tasks_own else ["classes", "count", "bytes"]
     return demand.select(*columns).mapInArrow(pack, spark_schema(_PACKED))
+
+
+def _weighed(
+    rows: Iterator[pa.RecordBatch], classes: int, tasks_own: bool
+) -> Iterator[tuple[Ints, SmallInts, Ints, Ints]]:
+    """Patterns as compressed rows with their counts and bytes."""
+    if tasks_own:
+        for own in unpacked(rows):
+            yield *checked_rows(own.start, own.classes, classes), own.count, own.size
+        return
+    for batch in rows:
+        count, size = np.asarray(batch.column("count")), np.asarray(batch.column("bytes"))
+        yield *compressed_rows(batch.column("classes"), classes), count, size
 
 
 def _suffixes(start: Ints, member: SmallInts, count: Ints, size: Ints, cuts: Ints) -> list[tuple[Any, ...]]:

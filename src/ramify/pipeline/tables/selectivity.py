@@ -22,10 +22,11 @@ from ramify.compiled import Ints, SmallInts
 from ramify.errors import InputError
 from ramify.pipeline.passes.table_files import CLASS_SUMS, spark_schema
 from ramify.pipeline.tables.overlap_kernels import add_weights
-from ramify.planning.demand.pattern_rows import class_lists
+from ramify.planning.demand.patterns import class_rows
 
 __all__ = [
     "ALL_CLASSES",
+    "checked_rows",
     "class_sums",
     "compressed_rows",
     "selectivity",
@@ -93,19 +94,13 @@ def class_sums(demand: DataFrame, classes_count: int, *, by_pane: bool = False) 
 def compressed_rows(column: Any, classes_count: int) -> tuple[Ints, SmallInts]:
     """The lists of an Arrow column as compressed rows: where each begins (one more than rows), and values.
 
-    The column may hold keys instead (`class_keys`). Of lists, nothing is copied but the starts. Raises
-    `InputError` for a class number that is not below the count.
+    See `class_rows`. Raises `InputError` for a class number that is not below the count.
     """
-    if pa.types.is_binary(column.type):
-        start, member = class_lists(column)
-        return _checked(start, member, classes_count)
-    lists: Any = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    start = np.asarray(lists.offsets).astype(np.int64)
-    member = np.asarray(lists.values).astype(np.int32, copy=False)
-    return _checked(start, member, classes_count)
+    return checked_rows(*class_rows(column), classes_count)
 
 
-def _checked(start: Ints, member: SmallInts, classes_count: int) -> tuple[Ints, SmallInts]:
+def checked_rows(start: Ints, member: SmallInts, classes_count: int) -> tuple[Ints, SmallInts]:
+    """Compressed rows of class numbers as they are; `InputError` for one that is not below the count."""
     used = member[start[0] : start[-1]]
     if len(used) and (used.min() < 0 or used.max() >= classes_count):
         wrong = used.min() if used.min() < 0 else used.max()

@@ -19,9 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.errors import InputError
-from ramify.planning.demand.pattern_rows import NO_PANE
 
-__all__ = ["MOST_HALF_LIVES", "Decay", "checked_half_life", "pane_for"]
+__all__ = ["MOST_HALF_LIVES", "NO_PANE", "Decay", "checked_half_life", "pane_for"]
+
+NO_PANE = -(2**63)
+"""The pane of an event without a time; null where patterns are stored."""
 
 MOST_HALF_LIVES = 64
 """The age from which on an event counts no less."""

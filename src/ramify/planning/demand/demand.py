@@ -1,33 +1,31 @@
 """Demand: what is published, as far as routing can tell events apart.
 
 Owns the distinct (publisher, cell, matched classes) patterns with counts and bytes, as arrays that planners
-and the pricer work on. How events become patterns is in `tally`, how patterns are stored in `pattern_rows`.
+and the pricer work on. How events become patterns is in `tally`, how patterns travel is in `patterns`.
 Events that match nothing keep a pattern, since flooding pays for them too.
 
 Counts are exact. Where events decay with age (`decay`), what they have decayed to is kept beside them:
 planners go by it, prices do not.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import add
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from ramify.network.trees.terminals import TerminalSets
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.decay import Decay
-from ramify.planning.demand.pattern_arrays import PatternArrays
 from ramify.planning.demand.pattern_kernels import (
     first_of_equals,
-    gather_lists,
     rough_order,
     settle_ties,
     sort_patterns,
 )
+from ramify.planning.demand.patterns import Patterns, gather, hosts_away
 
 __all__ = ["MAX_TAGS", "NO_CELL", "Demand"]
 
@@ -100,7 +98,9 @@ class Demand:
 
     def destinations(self, classes: Classes) -> TerminalSets:
         """Per pattern the publisher's broker and the hosts of its classes, weighted by payload bytes."""
-        start, node = _hosts(self, classes.broker)
+        begin, away = hosts_away(self.publisher, self.start, classes.broker[self.classes])
+        start = begin + np.arange(len(begin))
+        node = np.insert(away, begin[:-1], self.publisher)
         return TerminalSets(start, node, self.size.astype(np.float64))
 
     @classmethod
@@ -114,70 +114,91 @@ class Demand:
     ) -> "Demand":
         """From (publisher, classes, count, bytes) rows; equal patterns are added up.
 
-        `weights` is what an event of each row has decayed to.
+        Patterns come in the order of their first rows. `weights` is what an event of each has decayed to.
         """
-        sums: _Sums = {}
-        for i, (publisher, classes, count, size) in enumerate(patterns):
-            cell = NO_CELL if cells is None else cells[i]
-            counts: _Counts = (count, size)
-            if weights is not None:
-                counts = (count, size, weights[i] * count, weights[i] * size)
-            _add(sums, (publisher, -1, cell, 0, tuple(sorted(set(classes)))), counts)
-        return _assembled(sums, (), seconds, recent=weights is not None)
+        rows = list(patterns)
+        lists = [sorted(set(row[1])) for row in rows]
+        sums = np.array([row[2:] for row in rows], dtype=np.int64).reshape(-1, 2).T.copy()
+        cell = np.full(len(rows), NO_CELL, np.int32) if cells is None else np.array(cells, np.int32)
+        every = cls(
+            publisher=np.array([row[0] for row in rows], dtype=np.int32),
+            client=np.full(len(rows), -1, dtype=np.int32),
+            cell=cell,
+            start=np.array([0, *accumulate(map(len, lists))], dtype=np.int64),
+            classes=np.array([k for ids in lists for k in ids], dtype=np.int32),
+            count=sums[0],
+            size=sums[1],
+            tags=np.zeros(len(rows), dtype=np.uint64),
+            seconds=seconds,
+            recent=None if weights is None else sums * np.asarray(weights, dtype=np.float64),
+        )
+        return every._distinct()
 
     @classmethod
-    def of_rows(
+    def of_patterns(
         cls,
-        rows: pa.Table | PatternArrays,
+        patterns: Patterns,
         *,
         seconds: float = 0.0,
         factor: float = 1.0,
         tag_filters: int = 0,
         unknown: Mapping[str, int] | None = None,
         decay: Decay | None = None,
-        recent: npt.NDArray[np.float64] | None = None,
     ) -> "Demand":
-        """From pattern rows (`PATTERNS`) or arrays, in any order; equal patterns are added up.
+        """From counted patterns in any order; equal ones are added up and all are put in order.
 
-        Windows and panes are not told apart, but that events decay by their panes where `decay` is given.
-        `recent` is what rows have decayed to already. No Python per row; O(rows log rows).
+        Windows and panes are not told apart; with `decay`, events count by their panes. No Python
+        per row; O(rows log rows).
         """
-        arrays = PatternArrays.of_table(rows) if isinstance(rows, pa.Table) else rows
-        client, clients = _ranked(arrays.client, arrays.clients)
-        tags = arrays.tags.view(np.uint64)
-        publisher, cell = (
-            column.astype(np.int32, copy=False) for column in (arrays.publisher, arrays.cell)
-        )
-        start, classes = arrays.start, arrays.classes.astype(np.int32, copy=False)
-        # flipping the first bit makes the signed order that of the unsigned bits
-        bits = (tags ^ np.uint64(1 << 63)).view(np.int64)
-        # a column whose numbers are all the same tells nothing apart
-        varying = [column for column in (client, cell, bits) if len(column) and (column != column[0]).any()]
-        keys = np.stack((publisher, *varying), axis=1, dtype=np.int64)
-        order, first = _in_order(keys, start, classes)
+        client, clients = _ranked(patterns.client, patterns.clients)
         every = cls(
-            publisher=publisher,
+            publisher=patterns.publisher.astype(np.int32, copy=False),
             client=client,
-            cell=cell,
-            start=start,
-            classes=classes,
-            count=arrays.count,
-            size=arrays.size,
-            tags=tags,
+            cell=patterns.cell.astype(np.int32, copy=False),
+            start=patterns.start,
+            classes=patterns.classes.astype(np.int32, copy=False),
+            count=patterns.count,
+            size=patterns.size,
+            tags=patterns.tags.view(np.uint64),
             clients=clients,
             seconds=seconds,
             factor=factor,
             tag_filters=tag_filters,
             unknown=dict(unknown or {}),
-            recent=recent,
         )
-        if len(first) == len(order):  # no two are equal
-            made = every.take(order)
-        else:
-            count, size = (np.add.reduceat(column[order], first) for column in (every.count, every.size))
-            late = None if recent is None else np.add.reduceat(recent[:, order], first, axis=1)
-            made = replace(every.take(order[first]), count=count, size=size, recent=late)
-        return made if decay is None else replace(made, recent=_decayed(arrays, order, first, decay))
+        order, first = _in_order(every)
+        made = every._summed(order, first)
+        return made if decay is None else replace(made, recent=_decayed(patterns, order, first, decay))
+
+    def relabel(
+        self,
+        start: npt.NDArray[np.int64],
+        classes: npt.NDArray[np.int32],
+        publisher: npt.NDArray[np.int32] | None = None,
+    ) -> "Demand":
+        """The same events with other matched classes (compressed rows, ascending) and publishers.
+
+        Patterns that become equal are added up; the others keep their order.
+        """
+        where = self.publisher if publisher is None else publisher
+        return replace(self, publisher=where, start=start, classes=classes)._distinct()
+
+    def _distinct(self) -> "Demand":
+        """Equal patterns added up, in the order of their first rows."""
+        if len(self) < 2:
+            return self
+        order, first = _in_order(self)
+        if len(first) == len(order):
+            return self
+        return self._summed(order, first).take(np.argsort(order[first]))
+
+    def _summed(self, order: npt.NDArray[np.int64], first: npt.NDArray[np.int64]) -> "Demand":
+        """Equal patterns added up. `order` puts them together; `first` is where each one begins in it."""
+        if len(first) == len(order):
+            return self.take(order)
+        count, size = (np.add.reduceat(column[order], first) for column in (self.count, self.size))
+        late = None if self.recent is None else np.add.reduceat(self.recent[:, order], first, axis=1)
+        return replace(self.take(order[first]), count=count, size=size, recent=late)
 
     def scaled(self, factor: float) -> "Demand":
         """The same patterns, each event standing for `factor` times as many."""
@@ -186,10 +207,7 @@ class Demand:
     def take(self, rows: npt.ArrayLike) -> "Demand":
         """Some of the patterns, in the order given."""
         chosen = np.asarray(rows, dtype=np.int64)
-        length = np.diff(self.start)[chosen]
-        start = np.concatenate(([0], np.cumsum(length))).astype(np.int64)
-        classes = np.empty(int(start[-1]), dtype=np.int32)
-        gather_lists(self.start, self.classes, chosen, start, classes)
+        start, classes = gather(self.start, self.classes, chosen)
         return replace(
             self,
             publisher=self.publisher[chosen],
@@ -205,57 +223,27 @@ class Demand:
 
     def with_class(self, k: int, matched: npt.NDArray[np.bool_]) -> "Demand":
         """The same patterns, those in `matched` also matching class k."""
-        return self._mapped(lambda i, classes: {*classes, k} if matched[i] else classes)
+        # classes ascend: k goes behind the smaller ones, unless it is there
+        smaller, known = (
+            np.concatenate(([0], np.cumsum(is_so)))[self.start]
+            for is_so in (self.classes < k, self.classes == k)
+        )
+        new = matched & (np.diff(known) == 0)
+        classes = np.insert(self.classes, (self.start[:-1] + np.diff(smaller))[new], k)
+        start = self.start + np.concatenate(([0], np.cumsum(new)))
+        return self.relabel(start, classes)
 
-    def without_class(self, k: int) -> "Demand":
-        """The same events with class k no longer matched; patterns that become equal are added up."""
-        return self._mapped(lambda _, classes: classes - {k})
-
-    def _mapped(self, change: Callable[[int, set[int]], set[int]]) -> "Demand":
-        sums: _Sums = {}
-        for i in range(len(self)):
-            classes = tuple(sorted(change(i, set(self[i].tolist()))))
-            place = (int(self.publisher[i]), int(self.client[i]), int(self.cell[i]), int(self.tags[i]))
-            counts: _Counts = (int(self.count[i]), int(self.size[i]))
-            if self.recent is not None:
-                counts = (*counts, *self.recent[:, i].tolist())
-            _add(sums, (*place, classes), counts)
-        made = _assembled(sums, self.clients, self.seconds, recent=self.recent is not None)
-        return replace(made, factor=self.factor, unknown=self.unknown, tag_filters=self.tag_filters)
-
-
-_Counts = tuple[Any, ...]
-"""Events and bytes, then the same decayed where that is kept."""
-_Sums = dict["_Key", _Counts]
-_Key = tuple[int, int, int, int, tuple[int, ...]]
-
-
-def _add(sums: _Sums, key: "_Key", counts: _Counts) -> None:
-    known = sums.get(key)
-    sums[key] = counts if known is None else tuple(map(add, known, counts))
-
-
-def _assembled(sums: _Sums, clients: tuple[str, ...], seconds: float, *, recent: bool) -> Demand:
-    keys = list(sums)
-    both = np.array([counts[:2] for counts in sums.values()], dtype=np.int64).reshape(-1, 2)
-    late = np.array([counts[2:] for counts in sums.values()], dtype=np.float64) if recent else None
-    return Demand(
-        publisher=np.array([key[0] for key in keys], dtype=np.int32),
-        client=np.array([key[1] for key in keys], dtype=np.int32),
-        cell=np.array([key[2] for key in keys], dtype=np.int32),
-        start=np.cumsum([0, *(len(key[4]) for key in keys)], dtype=np.int64),
-        classes=np.array([k for key in keys for k in key[4]], dtype=np.int32),
-        count=both[:, 0].copy(),
-        size=both[:, 1].copy(),
-        tags=np.array([key[3] for key in keys], dtype=np.uint64),
-        clients=clients,
-        seconds=seconds,
-        recent=None if late is None else late.reshape(-1, 2).T.copy(),
-    )
+    def without_class(self, *classes: int) -> "Demand":
+        """The same events with these classes no longer matched; patterns that become equal are added up."""
+        keep = np.isin(self.classes, classes, invert=True)
+        if keep.all():
+            return self
+        before = np.concatenate(([0], np.cumsum(keep)))
+        return self.relabel(before[self.start], self.classes[keep])
 
 
 def _decayed(
-    arrays: PatternArrays, order: npt.NDArray[np.int64], first: npt.NDArray[np.int64], decay: Decay
+    patterns: Patterns, order: npt.NDArray[np.int64], first: npt.NDArray[np.int64], decay: Decay
 ) -> npt.NDArray[np.float64]:
     """float64[2, p]: events and bytes of each pattern, weighed pane by pane in the order of time.
 
@@ -266,22 +254,27 @@ def _decayed(
     if not len(order):
         return found
     pattern = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(order))))
-    pane = arrays.pane[order]
+    pane = patterns.pane[order]
     place = np.lexsort((pane, pattern))
     pattern, pane, row = pattern[place], pane[place], order[place]
     begins = np.append(True, (pattern[1:] != pattern[:-1]) | (pane[1:] != pane[:-1]))
     at = np.flatnonzero(begins)
     weight = decay.weights(pane[at])
-    for k, column in enumerate((arrays.count, arrays.size)):
+    for k, column in enumerate((patterns.count, patterns.size)):
         sums = np.add.reduceat(column[row].astype(np.int64, copy=False), at)
         found[k] = np.bincount(pattern[at], weights=sums * weight, minlength=len(first))
     return found
 
 
-def _in_order(
-    keys: npt.NDArray[np.int64], start: npt.NDArray[np.int64], classes: npt.NDArray[np.int32]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The rows in the order of patterns, and where in it each distinct pattern begins."""
+def _in_order(every: Demand) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The rows in the order of patterns, equal ones as they come, and where each distinct one begins."""
+    start, classes = every.start, every.classes
+    # flipping the first bit makes the signed order that of the unsigned bits
+    bits = (every.tags ^ np.uint64(1 << 63)).view(np.int64)
+    # a column whose numbers are all the same tells nothing apart
+    columns = (every.client, every.cell, bits)
+    varying = [column for column in columns if len(column) and (column != column[0]).any()]
+    keys = np.stack((every.publisher, *varying), axis=1, dtype=np.int64)
     marks = np.empty(len(keys), dtype=np.uint8)
     rough = np.empty(len(keys), dtype=np.int64)
     if (
@@ -308,23 +301,3 @@ def _ranked(
     rank = np.full(len(names) + 1, -1, dtype=np.int32)
     rank[ordered] = np.arange(len(ordered))
     return rank[codes], tuple(names[k] for k in ordered)
-
-
-def _hosts(
-    demand: Demand, broker: npt.NDArray[np.int32]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """Compressed rows of (publisher, then the other hosts ascending) per pattern. Vectorised."""
-    rows = len(demand)
-    pattern = np.repeat(np.arange(rows), np.diff(demand.start))
-    host = broker[demand.classes].astype(np.int64)
-    away = host != demand.publisher[pattern]
-    span = int(broker.max(initial=0)) + 1
-    pairs = np.unique(pattern[away] * span + host[away])  # sorted by pattern, then host
-    length = np.bincount(pairs // span, minlength=rows) + 1
-    start = np.concatenate(([0], np.cumsum(length))).astype(np.int64)
-    node = np.empty(int(start[-1]), dtype=np.int32)
-    first = np.zeros(len(node), dtype=np.bool_)
-    first[start[:-1]] = True
-    node[first] = demand.publisher
-    node[~first] = pairs % span
-    return start, node

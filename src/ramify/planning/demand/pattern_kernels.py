@@ -5,6 +5,8 @@ A pattern is a row of `COLUMNS` integers and an ascending list of class ids. The
 in the order in which they were first seen.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ramify.compiled import Bytes, Flag, Hash, Hashes, Int, Ints, SmallInts, compiled
@@ -14,6 +16,7 @@ __all__ = [
     "COLUMNS",
     "PUBLISHER",
     "TAGS",
+    "PatternTable",
     "first_of_equals",
     "gather_lists",
     "hash_texts",
@@ -57,6 +60,22 @@ def place_patterns(hashes: Hashes, patterns: Int, slots: Ints) -> None:
         slots[at] = p
 
 
+class PatternTable(NamedTuple):
+    """Distinct patterns, found by hash. See the module.
+
+    `keys` is (patterns, COLUMNS). Pattern i has the classes `pool[start[i]:start[i + 1]]`, `count[i]`
+    events and `size[i]` bytes.
+    """
+
+    slots: Ints
+    hashes: Hashes
+    keys: Ints
+    start: Ints
+    pool: SmallInts
+    count: Ints
+    size: Ints
+
+
 @compiled
 def tally_rows(
     rows: Ints,
@@ -66,13 +85,7 @@ def tally_rows(
     classes: Int,
     vacant: Bytes,
     patterns: Int,
-    slots: Ints,
-    hashes: Hashes,
-    keys: Ints,
-    start: Ints,
-    pool: SmallInts,
-    count: Ints,
-    size: Ints,
+    table: PatternTable,
 ) -> Int:
     """Count rows into the table; returns how many patterns there are now.
 
@@ -80,6 +93,7 @@ def tally_rows(
     tags: they become bits. Vacant classes are dropped. There must be room for one more pattern per row and
     one more class per id. O(ids) expected.
     """
+    slots, hashes, keys, start, pool, count, size = table
     mask = np.uint64(len(slots) - 1)
     tail = start[patterns]
     for r in range(len(rows)):

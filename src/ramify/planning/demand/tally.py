@@ -19,22 +19,21 @@ from ramify.content.matching.matcher import Matcher, Matches
 from ramify.errors import InputError
 from ramify.network.graphs.overlay import Overlay
 from ramify.planning.demand.classes import Classes
-from ramify.planning.demand.decay import checked_half_life, pane_for
+from ramify.planning.demand.decay import NO_PANE, checked_half_life, pane_for
 from ramify.planning.demand.demand import MAX_TAGS, NO_CELL, Demand
-from ramify.planning.demand.pattern_arrays import PatternArrays, narrowest
 from ramify.planning.demand.pattern_kernels import (
     COLUMNS,
     PUBLISHER,
-    gather_lists,
+    PatternTable,
     place_patterns,
     rough_order,
     tally_rows,
 )
-from ramify.planning.demand.pattern_rows import NO_PANE, PATTERNS
+from ramify.planning.demand.patterns import Patterns, gather, narrowest
 from ramify.planning.demand.splits import WHOLE, Split
 from ramify.planning.demand.windows import Span, Windows
 
-__all__ = ["NO_PANE", "PatternTally", "Tally", "TallySettings", "brokers_by_name", "check_tags", "tally"]
+__all__ = ["PatternTally", "Tally", "TallySettings", "brokers_by_name", "check_tags", "tally"]
 
 _FIRST_ROOM = 1024
 
@@ -99,13 +98,15 @@ class PatternTally:
         # events in the patterns
         self.events = 0
         self._patterns = 0
-        self._slots = np.full(2 * _FIRST_ROOM, -1, dtype=np.int64)
-        self._hashes = np.empty(0, dtype=np.uint64)
-        self._keys = np.empty((0, COLUMNS), dtype=np.int64)
-        self._start = np.zeros(1, dtype=np.int64)
-        self._pool = np.empty(0, dtype=np.int32)
-        self._count = np.empty(0, dtype=np.int64)
-        self._size = np.empty(0, dtype=np.int64)
+        self._table = PatternTable(
+            slots=np.full(2 * _FIRST_ROOM, -1, dtype=np.int64),
+            hashes=np.empty(0, dtype=np.uint64),
+            keys=np.empty((0, COLUMNS), dtype=np.int64),
+            start=np.zeros(1, dtype=np.int64),
+            pool=np.empty(0, dtype=np.int32),
+            count=np.empty(0, dtype=np.int64),
+            size=np.empty(0, dtype=np.int64),
+        )
 
     def __len__(self) -> int:
         """How many patterns there are."""
@@ -114,7 +115,7 @@ class PatternTally:
     @property
     def class_entries(self) -> int:
         """How many class ids the patterns hold together."""
-        return int(self._start[self._patterns])
+        return int(self._table.start[self._patterns])
 
     def add(
         self, batch: pa.RecordBatch, matches: Matches, arrived: npt.NDArray[np.int64] | None = None
@@ -141,45 +142,49 @@ class PatternTally:
             self.counting.classes,
             self._vacant,
             self._patterns,
-            self._slots,
-            self._hashes,
-            self._keys,
-            self._start,
-            self._pool,
-            self._count,
-            self._size,
+            self._table,
         )
 
-    def drain(self) -> pa.RecordBatch:
-        """The patterns as a batch of `PATTERNS`. See `drain_arrays`."""
-        return self.drain_arrays().batch()
+    def windows(self, tag_filters: int = 0) -> Windows:
+        """The demands of what was counted and not drained; patterns in sorted order."""
+        counting = self.counting
+        return Windows.of_patterns(
+            self.patterns(),
+            counting.split,
+            self.spans,
+            self.unknown,
+            tag_filters,
+            half_life_s=counting.half_life_s,
+            pane_us=counting.pane_us,
+        )
 
-    def drain_arrays(self) -> PatternArrays:
-        """The patterns; the tally starts afresh, `unknown` and `spans` stay.
-
-        They come nearly in the order of `Demand.of_rows`, which then has runs to merge instead of a sort
-        that jumps about in memory; tasks do that side by side.
-        """
-        order = self._roughly()
-        held = np.diff(self._start[: self._patterns + 1])[order]
-        start = np.concatenate(([0], np.cumsum(held))).astype(np.int64)
-        # narrow from the start: less memory to write, and to send
-        largest = self._pool[: int(start[-1])].max(initial=0)
-        classes = np.empty(int(start[-1]), dtype=narrowest(int(largest)))
-        gather_lists(self._start, self._pool, order, start, classes)
-        keys = self._keys[: self._patterns]
-        split, pane, publisher, client, cell, tags = (keys[:, k][order] for k in range(COLUMNS))
-        count, size = self._count[order], self._size[order]
+    def drain(self) -> Patterns:
+        """The patterns; the tally starts afresh, `unknown` and `spans` stay."""
+        drained = self.patterns()
         # the room stays: the next patterns want as much
         self._patterns = self.events = 0
-        self._slots.fill(-1)
+        self._table.slots.fill(-1)
+        return drained
+
+    def patterns(self) -> Patterns:
+        """The patterns, nearly in the order of `Demand.of_patterns`.
+
+        There it has runs to merge instead of a sort that jumps about in memory. Tasks do this side by side.
+        """
+        order, table = self._roughly(), self._table
+        # narrow from the start: less memory to write, and to send
+        kind = narrowest(int(table.pool[: self.class_entries].max(initial=0)))
+        start, classes = gather(table.start[: self._patterns + 1], table.pool, order, kind)
+        keys = table.keys[: self._patterns]
+        split, pane, publisher, client, cell, tags = (keys[:, k][order] for k in range(COLUMNS))
+        count, size = table.count[order], table.size[order]
         names = tuple(name for name in self._clients if name is not None)
-        return PatternArrays(split, pane, publisher, client, cell, tags, start, classes, count, size, names)
+        return Patterns(split, pane, publisher, client, cell, tags, start, classes, count, size, names)
 
     def _roughly(self) -> npt.NDArray[np.int64]:
         rough = np.empty(self._patterns, dtype=np.int64)
-        brokers = np.ascontiguousarray(self._keys[: self._patterns, PUBLISHER])
-        if not rough_order(brokers, self._start, self._pool, rough):
+        brokers = np.ascontiguousarray(self._table.keys[: self._patterns, PUBLISHER])
+        if not rough_order(brokers, self._table.start, self._table.pool, rough):
             return np.arange(self._patterns, dtype=np.int64)
         return np.argsort(rough).astype(np.int64, copy=False)
 
@@ -233,17 +238,19 @@ class PatternTally:
 
     def _reserve(self, rows: int, ids: int) -> None:
         """Room for one more pattern per row and one more class per id; a table at most half full."""
-        wanted = self._patterns + rows
-        if wanted > len(self._hashes):
-            room = max(wanted, len(self._hashes) * 3 // 2, _FIRST_ROOM)
-            for name in ("_hashes", "_keys", "_count", "_size"):
-                setattr(self, name, _grown(getattr(self, name), room))
-            self._start = _grown(self._start, room + 1)
-        if (held := self.class_entries) + ids > len(self._pool):
-            self._pool = _grown(self._pool, max(held + ids, len(self._pool) * 3 // 2))
-        if 2 * wanted > len(self._slots):
-            self._slots = np.full(1 << int(2 * wanted).bit_length(), -1, dtype=np.int64)
-            place_patterns(self._hashes, self._patterns, self._slots)
+        wanted, table = self._patterns + rows, self._table
+        if wanted > len(table.hashes):
+            room = max(wanted, len(table.hashes) * 3 // 2, _FIRST_ROOM)
+            columns = {name: getattr(table, name) for name in ("hashes", "keys", "count", "size")}
+            wider = {name: _grown(column, room) for name, column in columns.items()}
+            table = table._replace(start=_grown(table.start, room + 1), **wider)
+        if (held := self.class_entries) + ids > len(table.pool):
+            table = table._replace(pool=_grown(table.pool, max(held + ids, len(table.pool) * 3 // 2)))
+        if 2 * wanted > len(table.slots):
+            slots = np.full(1 << int(2 * wanted).bit_length(), -1, dtype=np.int64)
+            place_patterns(table.hashes, self._patterns, slots)
+            table = table._replace(slots=slots)
+        self._table = table
 
 
 class Tally:
@@ -271,7 +278,6 @@ class Tally:
         how = {"grid": grid, "by_client": by_client, "split": split, "half_life_s": half_life_s}
         counting = TallySettings.of(classes, overlay, attachments, **how)
         self._counted = PatternTally(counting)
-        self._drained: list[pa.RecordBatch] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Count a batch."""
@@ -279,19 +285,7 @@ class Tally:
 
     def windows(self) -> Windows:
         """What was counted so far; patterns in sorted order."""
-        if len(self._counted):
-            self._drained.append(self._counted.drain())
-        rows = pa.Table.from_batches(self._drained, schema=PATTERNS)
-        counted, counting = self._counted, self._counted.counting
-        return Windows.of_rows(
-            rows,
-            counting.split,
-            counted.spans,
-            counted.unknown,
-            self._tag_filters,
-            half_life_s=counting.half_life_s,
-            pane_us=counting.pane_us,
-        )
+        return self._counted.windows(self._tag_filters)
 
 
 def tally(

@@ -7,11 +7,9 @@ chooses by and reports on.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import pyarrow as pa
-
 from ramify.planning.demand.decay import Decay
 from ramify.planning.demand.demand import Demand
-from ramify.planning.demand.pattern_arrays import PatternArrays
+from ramify.planning.demand.patterns import Patterns
 from ramify.planning.demand.splits import Split
 
 __all__ = ["NOBODY", "Span", "Windows"]
@@ -51,9 +49,9 @@ class Windows:
     whole: Demand
 
     @classmethod
-    def of_rows(
+    def of_patterns(
         cls,
-        rows: pa.Table | PatternArrays,
+        patterns: Patterns,
         split: Split,
         spans: Mapping[int, Span],
         unknown: Mapping[tuple[int, str | None], int],
@@ -62,21 +60,19 @@ class Windows:
         half_life_s: float | None = None,
         pane_us: int = 0,
     ) -> "Windows":
-        """From pattern rows (`PATTERNS`) or arrays, what was counted per window, who was unknown.
+        """From patterns, what was counted per window, and the publishers that are unknown.
 
         With a half-life, demands have what events of panes `pane_us` wide have decayed to, all by the end
         of the last pane of any window. `InputError` when no event has a time.
         """
         windows = range(len(split.shares))
+        decay = Decay.of(half_life_s, pane_us, patterns.pane)
 
-        arrays = PatternArrays.of_table(rows) if isinstance(rows, pa.Table) else rows
-        decay = Decay.of(half_life_s, pane_us, arrays.pane)
-
-        def demand(part: PatternArrays, of: set[int]) -> Demand:
+        def demand(part: Patterns, of: set[int]) -> Demand:
             span = Span()
             for window in sorted(of & spans.keys()):
                 span.add(spans[window])
-            return Demand.of_rows(
+            return Demand.of_patterns(
                 part,
                 seconds=span.seconds,
                 factor=1 / split.keep,
@@ -85,10 +81,10 @@ class Windows:
                 decay=decay,
             )
 
-        whole = demand(arrays, set(windows))
+        whole = demand(patterns, set(windows))
         if len(windows) == 1:
             return cls((whole,), whole)
-        parts = (demand(arrays.only(window), {window}) for window in windows)
+        parts = (demand(patterns.only(window), {window}) for window in windows)
         return cls(tuple(parts), whole)
 
 

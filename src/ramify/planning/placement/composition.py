@@ -20,7 +20,6 @@ from ramify.errors import InputError, OverlayError
 from ramify.network.graphs.distances import all_pairs
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
-from ramify.planning.demand.pattern_arrays import PatternArrays
 from ramify.planning.placement.model import Placement, PlacementProblem
 from ramify.planning.plans.problem import Problem
 from ramify.planning.pricing.access import expanded, received, senders
@@ -186,25 +185,4 @@ def _moved_demand(
     publisher = np.where(at[demand.client] >= 0, at[demand.client], demand.publisher)
     pattern, matched = expanded(demand, start, made, classes)
     ends = np.searchsorted(pattern, np.arange(len(demand) + 1)).astype(np.int64)
-    none = np.zeros(len(demand), dtype=np.int64)
-    arrays = PatternArrays(
-        split=none,
-        pane=none,
-        publisher=publisher.astype(np.int32),
-        client=demand.client,
-        cell=demand.cell,
-        tags=demand.tags.view(np.int64),
-        start=ends,
-        classes=matched.astype(np.int32),
-        count=demand.count,
-        size=demand.size,
-        clients=demand.clients,
-    )
-    return Demand.of_rows(
-        arrays,
-        seconds=demand.seconds,
-        factor=demand.factor,
-        tag_filters=demand.tag_filters,
-        unknown=demand.unknown,
-        recent=demand.recent,
-    )
+    return demand.relabel(ends, matched.astype(np.int32), publisher.astype(np.int32))

@@ -29,7 +29,6 @@ from ramify.overlay.control.frames import concat
 from ramify.overlay.live.coordinator.collector import read_publishers
 from ramify.planning.demand.demand import MAX_TAGS, Demand
 from ramify.planning.demand.tally import PatternTally, TallySettings
-from ramify.planning.demand.windows import Windows
 from ramify.planning.plans.plan import Plan
 from ramify.planning.pricing.rules import Rules
 
@@ -175,10 +174,4 @@ class SampleWindow:
         tally = PatternTally(counting)
         for batch in batches:
             tally.add(batch, self._index.match(batch, filters))
-        return Windows.of_rows(
-            tally.drain_arrays(),
-            counting.split,
-            tally.spans,
-            tally.unknown,
-            len(filters) - counting.classes,
-        ).whole
+        return tally.windows(len(filters) - counting.classes).whole

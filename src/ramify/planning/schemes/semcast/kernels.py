@@ -4,7 +4,7 @@ Owns the inner loops only: arrays in, arrays filled. `hierarchies` and `merging`
 messages are rows of bits, as in `planning.demand.overlap_kernels`.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from ramify.planning.demand.overlap_kernels import ones, shared_weight
 __all__ = [
     "best_of_rows",
     "edges_alone",
-    "merge_row",
+    "merge_rows",
     "near_alone",
     "unite",
     "united_edges",
@@ -144,30 +144,60 @@ def unite(
 # ---------------------------------------------------------------------------------------------- merging
 
 
+class ChannelColumns(NamedTuple):
+    """Channels that may merge, a row each. They are found by their messages (`enlist`).
+
+    `start`, `member`, `near` are the brokers of each channel and what they cost (`unite`). `best` and
+    `partner` are the most that a merge saves and with which channel; `terms` are bits of the hierarchies
+    that its expression names.
+    """
+
+    alive: Bytes
+    bits: Hashes
+    weight: Floats
+    head: SmallInts
+    entry: SmallInts
+    rate: Floats
+    edges: Floats
+    point: SmallInts
+    start: Ints
+    member: SmallInts
+    near: Floats
+    terms: Hashes
+    best: Floats
+    partner: SmallInts
+
+
+class MergeCosts(NamedTuple):
+    """What merges are judged by: the estimate of edges, whether noise stays apart, the most terms."""
+
+    rank: SmallInts
+    distance: Floats
+    noise: Flag
+    most: Int
+
+
+class MergeMemory(NamedTuple):
+    """Scratch of `merge_rows`; `shared` is -1 throughout between calls."""
+
+    shared: Floats
+    met: Ints
+    low: Floats
+
+
 @compiled
 def _benefit(
-    i: Int,
-    j: Int,
-    common: Any,
-    rate: Floats,
-    edges: Floats,
-    point: SmallInts,
-    start: Ints,
-    member: SmallInts,
-    near: Floats,
-    rank: SmallInts,
-    distance: Floats,
-    noise: Flag,
-    floor: Any,
-    low: Floats,
+    i: Int, j: Int, common: Any, channels: ChannelColumns, costs: MergeCosts, floor: Any, low: Floats
 ) -> Any:
     """What merging two channels saves; 0 where it is surely not more than `floor`."""
-    if noise:
+    rate, edges, point = channels.rate, channels.edges, channels.point
+    if costs.noise:
         most = common * (edges[i] + edges[j])
     else:
         most = rate[i] * edges[i] + rate[j] * edges[j]
     if most < floor:
         return 0.0
+    start, member, near = channels.start, channels.member, channels.near
     at = point[i] if rate[i] > rate[j] or (rate[i] == rate[j] and i < j) else point[j]
     joined = united_edges(
         member[start[i] : start[i + 1]],
@@ -175,11 +205,11 @@ def _benefit(
         member[start[j] : start[j + 1]],
         near[start[j] : start[j + 1]],
         at,
-        rank,
-        distance,
+        costs.rank,
+        costs.distance,
         low,
     )
-    if noise:
+    if costs.noise:
         return common * (edges[i] + edges[j] - joined)
     return rate[i] * edges[i] + rate[j] * edges[j] - (rate[i] + rate[j] - common) * joined
 
@@ -193,54 +223,42 @@ def _few_terms(a: Hashes, b: Hashes, most: Int) -> bool:
 
 
 @compiled
-def merge_row(
-    i: Int,
-    alive: Bytes,
-    bits: Hashes,
-    weight: Floats,
-    head: SmallInts,
-    entry: SmallInts,
-    rate: Floats,
-    edges: Floats,
-    point: SmallInts,
-    start: Ints,
-    member: SmallInts,
-    near: Floats,
-    rank: SmallInts,
-    distance: Floats,
-    noise: Flag,
-    terms: Hashes,
-    most: Int,
-    best: Floats,
-    partner: SmallInts,
-    shared: Floats,
-    met: Ints,
-    low: Floats,
-    spread: Flag,
+def _merge_row(
+    i: Int, channels: ChannelColumns, costs: MergeCosts, memory: MergeMemory, spread: Flag
 ) -> None:
     """The best merge of channel i among the live; with `spread`, the others learn of it too.
 
-    Partner -1 where none saves; ties to the lower partner. `shared` (-1 throughout), `met` and `low` are
-    scratch.
+    Partner -1 where none saves; ties to the lower partner.
     """
+    best, partner, terms = channels.best, channels.partner, channels.terms
+    shared, met = memory.shared, memory.met
     best[i], partner[i] = 0.0, -1
-    count = shared_weight(i, bits, weight, head, entry, alive, shared, met)
+    count = shared_weight(
+        i, channels.bits, channels.weight, channels.head, channels.entry, channels.alive, shared, met
+    )
     for x in range(count):
         j = met[x]
         common = shared[j]
         shared[j] = -1.0
         floor = min(best[i], best[j]) if spread else best[i]
-        saved = _benefit(
-            i, j, common, rate, edges, point, start, member, near, rank, distance, noise, floor, low
-        )
+        saved = _benefit(i, j, common, channels, costs, floor, memory.low)
         here = saved > best[i] or (saved > 0 and saved == best[i] and j < partner[i])
         there = spread and (saved > best[j] or (saved > 0 and saved == best[j] and i < partner[j]))
-        if not (here or there) or not _few_terms(terms[i], terms[j], most):
+        if not (here or there) or not _few_terms(terms[i], terms[j], costs.most):
             continue
         if here:
             best[i], partner[i] = saved, j
         if there:
             best[j], partner[j] = saved, i
+
+
+@compiled
+def merge_rows(
+    rows: SmallInts, channels: ChannelColumns, costs: MergeCosts, memory: MergeMemory, spread: Flag
+) -> None:
+    """The best merge of each of some channels, in their order, as `_merge_row` finds it."""
+    for x in range(len(rows)):
+        _merge_row(rows[x], channels, costs, memory, spread)
 
 
 @compiled

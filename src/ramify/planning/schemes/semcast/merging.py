@@ -35,7 +35,13 @@ from ramify.planning.plans.plan import Expression, Match
 from ramify.planning.schemes.scheme import Progress, silent
 from ramify.planning.schemes.semcast.expressions import common, hierarchy, noise, terms
 from ramify.planning.schemes.semcast.hierarchies import EdgeEstimate, Hierarchies, Reach
-from ramify.planning.schemes.semcast.kernels import best_of_rows, merge_row
+from ramify.planning.schemes.semcast.kernels import (
+    ChannelColumns,
+    MergeCosts,
+    MergeMemory,
+    best_of_rows,
+    merge_rows,
+)
 
 __all__ = ["Draft", "MergedChannels", "Noise", "merge_channels", "merges"]
 
@@ -138,6 +144,7 @@ class _Merging:
         self._hierarchies, self._statistics, self._estimate = hierarchies, statistics, estimate
         self._noise, self._most = noise, most_terms
         self._low = np.empty((2, len(estimate.distance)))
+        self._costs = MergeCosts(estimate.rank, estimate.distance, noise != "never", most_terms)
         self._drafts: list[Draft] = []
         self._gone: set[int] = set()
         self._live = np.zeros(0, dtype=np.int32)
@@ -152,12 +159,7 @@ class _Merging:
         self._note_terms(range(len(self._drafts)))
         for c in self._live.tolist():
             self._pool.enlist(c)
-        self._rescan(self._live.tolist())
-
-    @property
-    def _costs(self) -> tuple[Ints, Floats, bool, Words, int]:
-        estimate = self._estimate
-        return estimate.rank, estimate.distance, self._noise != "never", self._pool.terms, self._most
+        self._scan(self._live)
 
     def channels(self) -> tuple[Draft, ...]:
         """Those there are now, oldest first."""
@@ -179,7 +181,7 @@ class _Merging:
             other = int(self._pool.partner[c])
             if self._few(c, other):
                 return min(c, other), max(c, other)
-            self._rescan([c])  # it has become entangled with more since
+            self._scan([c])  # it has become entangled with more since
         return None
 
     def _few(self, a: int, b: int) -> bool:
@@ -211,17 +213,13 @@ class _Merging:
             self._pool.enlist(c)
         self._note_terms(fresh)
         partner = self._pool.partner[self._live]
-        self._rescan([int(c) for c in self._live[(partner == a) | (partner == b)]])
-        for c in fresh:
-            self._scan(c, spread=True)
+        self._scan(self._live[(partner == a) | (partner == b)])
+        self._scan(fresh, spread=True)
 
-    def _rescan(self, rows: list[int]) -> None:
-        for c in rows:
-            self._scan(c, spread=False)
-
-    def _scan(self, c: int, *, spread: bool) -> None:
-        pool = self._pool
-        merge_row(c, *pool.given, *self._costs, *pool.bests, *pool.scratch, self._low, spread)
+    def _scan(self, rows: npt.ArrayLike, *, spread: bool = False) -> None:
+        """Find the best merge of some channels; with `spread`, the others learn of it too."""
+        pool, memory = self._pool, MergeMemory(*self._pool.scratch, self._low)
+        merge_rows(np.asarray(rows, dtype=np.int32), pool.columns, self._costs, memory, spread)
 
     def _entangle(self, serves: tuple[int, ...], named: frozenset[int]) -> None:
         touched = set(serves)
@@ -265,14 +263,24 @@ class _Pool:
         self.scratch = np.full(room, -1.0), np.zeros(room, dtype=np.int64)
 
     @property
-    def given(self) -> tuple[Bytes, Words, Floats, Ints, Ints, Floats, Floats, Ints, Longs, Ints, Floats]:
-        """What kernels read, in the order they take it."""
-        lists = self.alive, self._bits, self._weight, self._head, self._entry
-        return *lists, self._rate, self._edges, self._point, self._start, self._member, self._near
-
-    @property
-    def bests(self) -> tuple[Floats, Ints]:
-        return self.best, self.partner
+    def columns(self) -> ChannelColumns:
+        """The arrays as they are now: one that grows is another array."""
+        return ChannelColumns(
+            alive=self.alive,
+            bits=self._bits,
+            weight=self._weight,
+            head=self._head,
+            entry=self._entry,
+            rate=self._rate,
+            edges=self._edges,
+            point=self._point,
+            start=self._start,
+            member=self._member,
+            near=self._near,
+            terms=self.terms,
+            best=self.best,
+            partner=self.partner,
+        )
 
     def append(self, draft: Draft) -> int:
         at = self._count

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.errors import InputError
+from ramify.planning.demand.decay import NO_PANE
 from ramify.planning.demand.demand import Demand
-from ramify.planning.demand.pattern_arrays import PatternArrays, narrowest
-from ramify.planning.demand.pattern_rows import NO_PANE, PATTERNS
+from ramify.planning.demand.patterns import PATTERNS, Patterns, narrowest
 
 EDGES = [0, 1, 127, 128, 254, 255, 256, 257, 65534, 65535, 65536, 65537, 2**31 - 1]
 LONG_EDGES = [*EDGES, 2**31, 2**32 - 1, 2**32, 2**63 - 1, -1, -255, -256, -(2**31) - 1, -(2**63)]
@@ -25,7 +25,7 @@ rows = st.tuples(
 )
 
 
-def arrays_of(drawn: list[tuple[Any, ...]]) -> PatternArrays:
+def arrays_of(drawn: list[tuple[Any, ...]]) -> Patterns:
     columns = [[row[k] for row in drawn] for k in range(9)]
     split, publisher, cell = (np.array(columns[k], np.int32) for k in (0, 2, 4))
     pane, tags, count, size = (np.array(columns[k], np.int64) for k in (1, 5, 7, 8))
@@ -33,12 +33,12 @@ def arrays_of(drawn: list[tuple[Any, ...]]) -> PatternArrays:
     client = np.array([-1 if name is None else clients.index(name) for name in columns[3]], np.int32)
     start = np.cumsum([0, *map(len, columns[6])], dtype=np.int64)
     classes = np.array([k for row in columns[6] for k in row], np.int32)
-    return PatternArrays(
+    return Patterns(
         split, pane, publisher, client, cell, tags, start, classes, count, size, clients
     )  # fmt: skip
 
 
-def spelled(found: PatternArrays) -> list[tuple[Any, ...]]:
+def spelled(found: Patterns) -> list[tuple[Any, ...]]:
     return [
         (
             *(int(column[i]) for column in (found.split, found.pane, found.publisher)),
@@ -57,9 +57,9 @@ def test_packed_patterns_come_back_wherever_they_are_cut(drawn: list[Any], cuts:
     assert spelled(arrays) == drawn
     edges = sorted({0, len(drawn), *(min(cut, len(drawn)) for cut in cuts)})
     packed = [arrays.packed(a, b) for a, b in itertools.pairwise(edges)] or [arrays.packed(0, 0)]
-    found = PatternArrays.joined([pa.py_buffer(raw) for raw in packed])
+    found = Patterns.joined([pa.py_buffer(raw) for raw in packed])
     assert spelled(found) == drawn
-    for name in PatternArrays.__slots__[:-1]:
+    for name in Patterns.__slots__[:-1]:
         assert getattr(found, name).dtype == getattr(arrays, name).dtype
 
 
@@ -67,11 +67,11 @@ def test_packed_patterns_come_back_wherever_they_are_cut(drawn: list[Any], cuts:
 def test_rows_of_arrow_and_arrays_say_the_same(drawn: list[Any]) -> None:
     arrays = arrays_of(drawn)
     table = pa.Table.from_batches([arrays.batch()], schema=PATTERNS)
-    assert spelled(PatternArrays.of_table(table)) == drawn
+    assert spelled(Patterns.of_table(table)) == drawn
     assert [row["pane"] for row in table.to_pylist()] == [None if r[1] == NO_PANE else r[1] for r in drawn]
     for window in {row[0] for row in drawn}:
         assert spelled(arrays.only(window)) == [row for row in drawn if row[0] == window]
-    one, other = Demand.of_rows(table), Demand.of_rows(arrays)
+    one, other = Demand.of_patterns(Patterns.of_table(table)), Demand.of_patterns(arrays)
     for name in ("publisher", "client", "cell", "start", "classes", "count", "size", "tags", "clients"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 
@@ -95,10 +95,10 @@ def test_many_class_ids_are_put_together_by_threads() -> None:
     start = np.arange(0, 1_200_001, 12)
     zeros = np.zeros(100_000, np.int64)
     classes = rng.integers(0, 70_000, 1_200_000).astype(np.int32)
-    arrays = PatternArrays(
+    arrays = Patterns(
         zeros, zeros, zeros, zeros - 1, zeros, zeros, start, classes, zeros + 1, np.arange(100_000)
     )
-    found = PatternArrays.joined([arrays.packed(a, a + 12_500) for a in range(0, 100_000, 12_500)])
+    found = Patterns.joined([arrays.packed(a, a + 12_500) for a in range(0, 100_000, 12_500)])
     np.testing.assert_array_equal(found.classes, classes)
     np.testing.assert_array_equal(found.start, start)
     np.testing.assert_array_equal(found.size, arrays.size)
@@ -107,10 +107,10 @@ def test_many_class_ids_are_put_together_by_threads() -> None:
 @pytest.mark.parametrize("raw", [b"", b"x" * 500, b"ARROW1\0\0" * 40])
 def test_other_bytes_are_refused(raw: bytes) -> None:
     with pytest.raises(InputError, match="not packed patterns"):
-        PatternArrays.joined([raw])
+        Patterns.joined([raw])
 
 
 def test_bytes_that_were_cut_off_are_refused() -> None:
     raw = arrays_of([(0, 0, 0, None, 0, 0, [k, 300], 1, k) for k in range(100)]).packed(0, 100)
     with pytest.raises(InputError, match="cut off"):
-        PatternArrays.joined([raw[:-16]])
+        Patterns.joined([raw[:-16]])

@@ -1,9 +1,16 @@
-"""Patterns as arrays: how they leave the table that counts them, travel packed, and become a demand.
+"""Counted patterns on their way from the tally to a demand: one form, and two ways to write it down.
 
-Owns the packed form, a few large bytes that a driver reads back without a step per pattern: every column as
-the difference to its smallest number, in as few bytes as hold the largest; none where all are equal. Class
-ids and lengths of a demand take two bytes and one then, which is no more than a general compression makes
-of them and costs a copy. Rows of Arrow are in `pattern_rows`.
+    PatternTally (hash table of a task) -> Patterns -> Demand (distinct, in order)
+                                           |      ^
+                                           v      |
+        packed bytes        from a task to the driver, and to digests of other tasks
+        rows (`PATTERNS`)   for Spark to add up across tasks; stored tables have the same columns
+
+Owns that form, `Patterns`. The packed bytes are few and large, and a driver reads them back without a step
+per pattern. Every column is the difference to its smallest number, in as few bytes as hold the largest, and
+none where all are equal. Class ids and lengths then take two bytes and one: no more than a general
+compression makes of them, for the cost of a copy. In rows the classes are bytes, big-endian: engines group
+and sort bytes fastest, and these sort as the lists would.
 """
 
 import json
@@ -17,12 +24,26 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ramify.errors import InputError
+from ramify.planning.demand.decay import NO_PANE
 from ramify.planning.demand.pattern_kernels import gather_lists
-from ramify.planning.demand.pattern_rows import NO_PANE, PATTERNS, class_keys, class_lists
 
-__all__ = ["PatternArrays", "narrowest"]
+__all__ = ["PATTERNS", "Patterns", "class_rows", "gather", "hosts_away", "narrowest"]
 
 Array = npt.NDArray[Any]
+
+_COLUMNS: dict[str, Any] = {
+    "split": pa.int32(),
+    "pane": pa.int64(),
+    "publisher": pa.int32(),
+    "client": pa.string(),
+    "cell": pa.int32(),
+    "tags": pa.int64(),
+    "classes": pa.binary(),
+    "count": pa.int64(),
+    "bytes": pa.int64(),
+}
+PATTERNS = pa.schema(_COLUMNS)
+"""One row a pattern. `tags` are the 64 bits of it; `pane` is the start of a pane of time, or null."""
 
 _TYPES: dict[str, Any] = {
     "split": np.int32,
@@ -34,6 +55,7 @@ _TYPES: dict[str, Any] = {
     "count": np.int64,
     "size": np.int64,
 }
+_BIG = np.dtype(">i4")
 _MAGIC = int.from_bytes(b"RamPat01", "little")
 _FIXED = 4  # words of a header before those of the columns: magic, rows, class ids, bytes of names
 _WIDTHS = {0: np.uint8, 1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -42,7 +64,7 @@ _WORTH_THREADS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class PatternArrays:
+class Patterns:
     """One entry a pattern in every column; the columns mean what those of `PATTERNS` do.
 
     `client` is an index of `clients`, or -1; `pane` may be `NO_PANE`; `size` are the bytes. Pattern i
@@ -66,9 +88,9 @@ class PatternArrays:
         return len(self.split)
 
     @classmethod
-    def of_table(cls, rows: pa.Table) -> "PatternArrays":
-        """From pattern rows (`PATTERNS`)."""
-        start, classes = class_lists(rows["classes"])
+    def of_table(cls, rows: pa.Table) -> "Patterns":
+        """From rows: those of `PATTERNS`, or of a stored demand table, which has lists of classes."""
+        start, classes = class_rows(rows["classes"])
         client, clients = _numbered(rows["client"])
         columns = {name: _numpy(rows["bytes" if name == "size" else name], _TYPES[name]) for name in _PLAIN}
         pane: Any = rows["pane"]
@@ -92,21 +114,18 @@ class PatternArrays:
             names.take(pa.array(np.where(self.client < 0, len(names) - 1, self.client))),
             pa.array(self.cell, pa.int32()),
             pa.array(self.tags, pa.int64()),
-            class_keys(self.start, self.classes),
+            _class_keys(self.start, self.classes),
             pa.array(self.count, pa.int64()),
             pa.array(self.size, pa.int64()),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=PATTERNS)
 
-    def only(self, window: int) -> "PatternArrays":
+    def only(self, window: int) -> "Patterns":
         """The patterns of one window."""
         rows = np.flatnonzero(self.split == window)
-        held = np.diff(self.start)[rows]
-        start = np.concatenate(([0], np.cumsum(held))).astype(np.int64)
-        classes = np.empty(int(start[-1]), self.classes.dtype)
-        gather_lists(self.start, self.classes, rows, start, classes)
+        start, classes = gather(self.start, self.classes, rows)
         columns = {name: getattr(self, name)[rows] for name in _TYPES}
-        return PatternArrays(**columns, start=start, classes=classes, clients=self.clients)
+        return Patterns(**columns, start=start, classes=classes, clients=self.clients)
 
     def packed(self, first: int, last: int) -> bytes:
         """Some of the patterns, packed."""
@@ -130,7 +149,7 @@ class PatternArrays:
         return b"".join(_padded(piece) for piece in pieces)
 
     @classmethod
-    def joined(cls, packed: Sequence[Any]) -> "PatternArrays":
+    def joined(cls, packed: Sequence[Any]) -> "Patterns":
         """Packed patterns (bytes or buffers), one after the other. Cost: a pass over their bytes.
 
         Raises
@@ -211,6 +230,72 @@ class _Part:
         if low:
             # 64 bits wrap around and back
             out += np.array(low).astype(out.dtype)
+
+
+def gather(
+    start: npt.NDArray[np.int64], values: Array, rows: Array, kind: Any = None
+) -> tuple[npt.NDArray[np.int64], Array]:
+    """Some of the compressed rows, in the order given; values of type `kind`, or as they are."""
+    length = np.diff(start)[rows]
+    into = np.concatenate(([0], np.cumsum(length))).astype(np.int64)
+    out = np.empty(int(into[-1]), values.dtype if kind is None else kind)
+    gather_lists(start, values, rows, into, out)
+    return into, out
+
+
+def hosts_away(
+    publisher: Array, start: npt.NDArray[np.int64], host: Array
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """Compressed rows of the distinct hosts other than the publisher's, ascending. Vectorised.
+
+    `host` has the broker of each class of each pattern.
+    """
+    pattern = np.repeat(np.arange(len(publisher), dtype=np.int64), np.diff(start))
+    away = host != publisher[pattern]
+    span = int(host.max(initial=0)) + 1
+    pairs = np.unique(pattern[away] * span + host[away])  # sorted by pattern, then host
+    length = np.bincount(pairs // span, minlength=len(publisher))
+    return np.concatenate(([0], np.cumsum(length))).astype(np.int64), (pairs % span).astype(np.int32)
+
+
+def class_rows(column: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """The classes in a column (bytes as in `PATTERNS`, or lists) as compressed rows.
+
+    Of lists, nothing is copied but the starts.
+    """
+    if pa.types.is_list(column.type):
+        lists: Any = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        start = np.asarray(lists.offsets).astype(np.int64)
+        return start, np.asarray(lists.values).astype(np.int32, copy=False)
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    parts = [_binary_parts(chunk) for chunk in chunks]
+    start = np.zeros(sum(len(offsets) - 1 for offsets, _ in parts) + 1, dtype=np.int64)
+    classes = np.empty(sum(int(offsets[-1] - offsets[0]) // 4 for offsets, _ in parts), dtype=np.int32)
+    row = held = 0
+    for offsets, data in parts:
+        low, high = int(offsets[0]) // 4, int(offsets[-1]) // 4
+        start[row + 1 : row + len(offsets)] = offsets[1:] // 4 + (held - low)
+        classes[held : held + high - low] = np.frombuffer(data, dtype=_BIG)[low:high]
+        row, held = row + len(offsets) - 1, held + high - low
+    return start, classes
+
+
+def _binary_parts(chunk: Any) -> tuple[npt.NDArray[np.int64], Any]:
+    _, offsets, data = chunk.buffers()
+    if not len(chunk):
+        return np.zeros(1, dtype=np.int64), b""
+    width = np.int64 if pa.types.is_large_binary(chunk.type) else np.int32
+    where = np.frombuffer(offsets, dtype=width)[chunk.offset : chunk.offset + len(chunk) + 1]
+    return where.astype(np.int64), b"" if data is None else data[: len(data) // 4 * 4]
+
+
+def _class_keys(start: npt.NDArray[np.int64], classes: Array) -> Any:
+    """Compressed rows of class ids as a column of bytes, four a class, big-endian."""
+    data = classes[start[0] : start[-1]].astype(_BIG)
+    offsets = ((start - start[0]) * 4).astype(np.int32)
+    untyped: Any = pa  # the stubs do not take arrays for buffers
+    buffers = [None, untyped.py_buffer(offsets), untyped.py_buffer(data)]
+    return pa.Array.from_buffers(pa.binary(), len(start) - 1, buffers)
 
 
 def narrowest(largest: int) -> Any:
