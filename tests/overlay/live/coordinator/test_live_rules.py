@@ -214,6 +214,7 @@ def test_a_record_of_rules_that_cannot_be_used_stops_plans_and_not_the_coordinat
         assert "cannot be used, so no plan is installed" in caplog.text
         answer = await scene.ask("d", "r", Request("subscribe", id_, FilterText("x = 1"), wait_s=0.2))
         assert answer.ok
+        assert answer.missing
         assert all(why in told for told in answer.missing.values())
         for mine in (made(DEAR), made("mst")):
             with pytest.raises(BrokenRulesError):
@@ -283,6 +284,7 @@ def test_a_subscription_that_no_plan_may_serve_is_refused_with_the_rules_name(tm
             again = Request("subscribe", "all", FilterText("x >= 0"), wait_s=0.2)
             answer = await scene.ask("b", "o", again)
             assert answer.ok
+            assert answer.missing
             assert all("the rules bar o/all: residency: gdpr" in why for why in answer.missing.values())
             # others are planned for all the same
             term.book.propose(made(DEAR))
@@ -314,6 +316,7 @@ def test_what_no_plan_can_serve_is_said_once_and_tried_later_each_time(
             term = await scene.term()
             ask = Request("subscribe", "all", FilterText("x >= 0"), wait_s=0.2)
             answer = await scene.ask("d", "r", ask)
+            assert answer.missing
             assert all("residency: gdpr" in why for why in answer.missing.values())
             await until(lambda: len(jobs) >= 4)
             assert len(await given_up(scene)) == 1
