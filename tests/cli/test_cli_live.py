@@ -144,6 +144,12 @@ def test_status_shows_rules_and_weights(monkeypatch: pytest.MonkeyPatch) -> None
     assert lines[0] == "rules, revision 4: residency: gdpr"
     assert lines[1] == "weights: 0.5 a month for a stored filter, 0 for a million matchings"
     assert rule_lines({"revision": 5}) == ["rules, revision 5: none"]
+    assert rule_lines({"unusable": "broken"}) == ["rules: the record cannot be used: broken"]
+    for damaged in ({"residency": [1]}, {"residency": [{}]}, [3], {"quota_bytes_per_month": 7}):
+        (line,) = rule_lines({"revision": 6, "rules": damaged})
+        assert line.startswith("rules, revision 6: damaged")
+    code, told_of_key = told("rules", "--control", "nats://127.0.0.1:1")
+    assert (code, "give --key with --control" in told_of_key) == (2, True)
     said: list[str] = []
     monkeypatch.setattr(status_text, "say", said.append)
     status_text.show(Overview("leader", rules=record))

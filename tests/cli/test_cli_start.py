@@ -35,6 +35,7 @@ LIGHT = {
     "filter": ("filter", "price > 3"),
     "pattern": ("filter", '{"a": [1]}', "--spelling", "pattern"),
     "status": ("status", "--dir", "/nowhere"),
+    "rules": ("rules", "--dir", "/nowhere"),
     "pub": ("pub", "--help"),
     "spark": ("spark", "--help"),
 }
@@ -43,6 +44,16 @@ LIGHT = {
 @pytest.mark.parametrize("words", LIGHT.values(), ids=LIGHT)
 def test_light_commands_load_nothing_heavy(words: tuple[str, ...]) -> None:
     assert loaded(command(*words), HEAVY) == []
+
+
+def test_status_with_rules_needs_nothing_that_plans_need() -> None:
+    rules = {"residency": [{"name": "gdpr", "events": "x > 5", "not_in": {"brokers": ["v1"]}}]}
+    shown = (
+        "from ramify.cli.status_text import show\n"
+        "from ramify.overlay.live.host.overview import Overview\n"
+        f"show(Overview('leader', rules={ {'revision': 4, 'rules': rules}!r}))"
+    )
+    assert loaded(shown, HEAVY) == []
 
 
 @pytest.mark.parametrize("words", [LIGHT[name] for name in ("version", "help", "filter", "status")])

@@ -1,6 +1,7 @@
 """Schemes from outside the package: registered by a call, or offered by a distribution. The code is that
 of docs/how-to/new-scheme.md."""
 
+import asyncio
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -19,8 +21,12 @@ from typer.testing import CliRunner
 import ramify
 from project import ROOT
 from ramify.cli import app
+from ramify.overlay.live.coordinator.coordinator import make_in_process
+from ramify.planning.choosing.replan import ReplanJob, grown, spec_of
 from ramify.planning.schemes import outside
 from ramify.planning.schemes.baselines import broadcast, mst
+from ramify.planning.schemes.catalog import make_plan
+from running import seeded_world
 
 PAGE = (ROOT / "docs" / "how-to" / "new-scheme.md").read_text()
 MODULE, USE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -113,6 +119,22 @@ def test_an_installed_distribution_is_planned_with_from_both_sides(
     assert told["schemes"]["toy"]["test"] == json.loads(json.dumps(dict(found["toy"].price.figures())))  # type: ignore[union-attr]
     assert found["toy"].allowed
     assert found["toy"].plan.scheme == "toy"  # type: ignore[union-attr]
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_running_plan_of_an_installed_scheme_is_planned_anew_by_it() -> None:
+    """In the process that makes plans, as a leader does it."""
+    world = seeded_world(5, 6, 12, 60)
+    plan = make_plan("toy", world.problem)
+    spec = spec_of(plan, "mst")
+    assert spec.partition(":")[0] == "toy"
+    wanted = {row.id: row for members in plan.classes.members for row in members}
+    job = ReplanJob(grown(plan, wanted), [spec])
+    found = asyncio.run(make_in_process(job, 120.0))
+    assert found.plan is not None, found.tried
+    assert found.plan.scheme == "toy"
+    assert found.plan.classes.class_of == plan.classes.class_of
+    assert spec_of(replace(plan, scheme="gone"), "mst") == "mst"
 
 
 @pytest.mark.usefixtures("spark")

@@ -19,6 +19,7 @@ from ramify.cli.directories import DirOption, directory_at
 from ramify.cli.durations import HalfLifeOption, half_life_of
 from ramify.cli.logs import SparkOption
 from ramify.cli.tls_options import TlsCa, TlsCert, TlsKey, tls_context
+from ramify.cli.weight_options import FilterWeight, MatchingWeight
 from ramify.errors import InputError, LiveError, PlanError
 from ramify.network.graphs.overlay import Overlay
 from ramify.network.graphs.specs import overlay_from
@@ -64,12 +65,6 @@ RulesOption = Annotated[
     typer.Option(
         help="JSON: capacities, quotas, residency. Every plan must keep them; see `ramify rules`."
     ),
-]
-FilterWeight = Annotated[
-    float | None, typer.Option("--per-filter", help="Money a month for a stored filter.", min=0)
-]
-MatchingWeight = Annotated[
-    float | None, typer.Option("--per-matching", help="Money for a million matchings.", min=0)
 ]
 _REPLAN_SCHEMES = "explicit portfolio mult"
 _FIRST_SCHEME = "explicit"

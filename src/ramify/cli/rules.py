@@ -13,9 +13,9 @@ from ramify.cli.addresses import ControlKeyOption, ControlOption, control_endpoi
 from ramify.cli.app import app
 from ramify.cli.console import friendly, say
 from ramify.cli.directories import DirOption, directory_at
-from ramify.cli.overlay import FilterWeight, MatchingWeight
 from ramify.cli.status_text import rule_lines
 from ramify.cli.tls_options import TlsCa, TlsCert, TlsKey, tls_context
+from ramify.cli.weight_options import FilterWeight, MatchingWeight
 from ramify.errors import InputError, LiveError
 
 if TYPE_CHECKING:
