@@ -31,8 +31,8 @@ class OverlayRules:
         return OverlayRules(Rules.read(record.rules), weights, record.revision)
 
     def checked(self, overlay: Overlay, schema: Mapping[str, AttributeType]) -> "OverlayRules":
-        """These, or `InputError` for a place that the overlay has not, and for a filter that does not go
-        with the types of attributes."""
+        """These rules. `InputError` if the overlay lacks a place, or a filter does not fit the types of
+        attributes."""
         self.rules.require_known(overlay)
         self.rules.tags(schema)
         return self
