@@ -14,18 +14,10 @@ from project import ROOT
 SOURCE = ROOT / "src" / "ramify"
 MODULES = sorted(path for path in SOURCE.rglob("*.py"))
 
-# Words that end like participles and are nouns.
-NOUNS = {
-    "Crossing",
-    "Everything",
-    "FieldMapping",
-    "Grid",
-    "KeyRing",
-    "Marking",
-    "Pruning",
-    "Stamped",
-    "Joined",
-}
+# Words that end like participles and are nouns, or words of the papers and of their messages.
+NOUNS = {"Crossing", "Everything", "Joined", "Marking", "Matching", "Pruning", "Routing", "Seed", "Stamped"}
+# Still to be renamed, with the next change of their modules.
+PENDING = {("_Peeked", "content.events.framing"), ("_Rated", "content.matching.access")}
 
 
 @cache
@@ -41,20 +33,30 @@ def name_of(path: Path) -> str:
 def classes() -> Iterator[tuple[str, str]]:
     for path in MODULES:
         for node in tree_of(path).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            if isinstance(node, ast.ClassDef):
                 yield node.name, name_of(path)
+
+
+def type_aliases() -> Iterator[tuple[str, str]]:
+    for path in MODULES:
+        for node in tree_of(path).body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            for target in targets:
+                if isinstance(target, ast.Name) and re.fullmatch(r"_?[A-Z][a-z]\w*", target.id):
+                    yield target.id, name_of(path)
 
 
 def test_a_class_name_stands_for_one_concept() -> None:
     places = defaultdict(list)
     for name, module in classes():
-        places[name].append(module)
+        if not name.startswith("_"):
+            places[name].append(module)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_values_are_named_by_nouns() -> None:
-    """A single participle (`Told`, `Held`, `Growing`) says what happened, not what a thing is."""
-    irregular = {
+    """A single participle (`Told`, `_Held`, `Growing`) says what happened, not what a thing is."""
+    irregular = [
         "Told",
         "Held",
         "Made",
@@ -66,13 +68,32 @@ def test_values_are_named_by_nouns() -> None:
         "Sent",
         "Wrote",
         "Shown",
-    }
+        "Seen",
+        "Known",
+        "Found",
+        "Laid",
+        "Lost",
+        "Done",
+        "Gone",
+        "Begun",
+        "Broken",
+        "Built",
+        "Chosen",
+        "Grown",
+        "Hung",
+        "Led",
+        "Left",
+        "Met",
+        "Spent",
+        "Thrown",
+    ]
     found = {
         (name, module)
-        for name, module in classes()
-        if (re.fullmatch(r"[A-Z][a-z]+(ed|ing)", name) or name in irregular) and name not in NOUNS
+        for name, module in (*classes(), *type_aliases())
+        if (word := name.lstrip("_")) not in NOUNS
+        and (re.fullmatch(r"[A-Z][a-z]+(ed|ing)", word) or word in irregular)
     }
-    assert found == set()
+    assert found <= PENDING
 
 
 def constants() -> Iterator[tuple[str, str]]:

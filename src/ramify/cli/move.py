@@ -75,7 +75,7 @@ def move(
             "no overlay with a coordinator runs from this directory: start one with `ramify up --movable`",
             path=str(files.path),
         )
-    asking = _Asking(files, files.viewer(running.control_url), reason, ttl, answer_within, as_json)
+    asking = _MoveCommand(files, files.viewer(running.control_url), reason, ttl, answer_within, as_json)
     if not suggest:
         if client is None or broker is None or apply or access is not None:
             raise InputError(
@@ -102,7 +102,7 @@ def move(
         raise typer.Exit(0 if moved else STAYED)
 
 
-class _Asking:
+class _MoveCommand:
     """What a command asks of the leader, and how it says what became of it."""
 
     def __init__(
@@ -154,7 +154,9 @@ class _Asking:
         say(f"{found.client}: {found.home} -> {found.foreign}: {found.phase}{why}")
 
 
-async def _suggested(asking: _Asking, access: Path | None, rounds: int, window_s: float) -> "Suggestions":
+async def _suggested(
+    asking: _MoveCommand, access: Path | None, rounds: int, window_s: float
+) -> "Suggestions":
     from ramify.overlay.live.coordinator.suggestions import head_plan, sampled_share, suggest
     from ramify.planning.choosing.placements import read_access
 

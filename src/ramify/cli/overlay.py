@@ -102,7 +102,7 @@ def coordinator(
     control: Annotated[str, typer.Option(help="The control server, nats://host:port.")],
     key: Annotated[Path, typer.Option(help="The seed file of this coordinator.")],
     name: Annotated[
-        str, typer.Option(help="Tells coordinators apart that stand by for each other.")
+        str, typer.Option(help="The name of this coordinator; each needs its own.")
     ] = "coordinator",
     overlay: Annotated[
         str | None, typer.Option(help="The overlay, for a first start without --plan.")
@@ -273,11 +273,11 @@ def up(
         sample_probability=sample,
         standbys=[[*command, str(place)] for place in places[1:]],
     )
-    asyncio.run(_up(Machine(config), _Asked(plan, wish, scheme)))
+    asyncio.run(_up(Machine(config), _UpRequest(plan, wish, scheme)))
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _UpRequest:
     """What `up` was asked to run: a plan file and the wish that names it, or a scheme for a first plan."""
 
     file: Path | None
@@ -326,7 +326,7 @@ def _check_matchmaking(trees: str, others: Sequence[str]) -> None:
         )
 
 
-async def _up(machine: "Machine", asked_for: _Asked | None) -> None:
+async def _up(machine: "Machine", asked_for: _UpRequest | None) -> None:
     from ramify.overlay.live.host.process import until_signal
     from ramify.overlay.live.wire.tasks import end_tasks
 
@@ -343,7 +343,7 @@ async def _up(machine: "Machine", asked_for: _Asked | None) -> None:
         say(f"stopped; the data stays in {machine.directory.path}")
 
 
-async def _run(machine: "Machine", asked: _Asked | None) -> None:
+async def _run(machine: "Machine", asked: _UpRequest | None) -> None:
     overlay, path = machine.config.overlay, machine.directory.path
     say(f"{overlay.name}: {len(overlay)} brokers from {path}")
     running = await machine.start()
@@ -394,7 +394,7 @@ async def until_routing(machine: "Machine", limit_s: float) -> "Overview":
         ) from None
 
 
-async def _told_plan(machine: "Machine", view: "Overview", asked: _Asked) -> str:
+async def _told_plan(machine: "Machine", view: "Overview", asked: _UpRequest) -> str:
     """Which plan runs, and what became of the one that was asked for."""
     from ramify.overlay.control.records import REPLACED
     from ramify.overlay.live.wire.store import Store

@@ -51,7 +51,7 @@ def price(
     ] = 1.0,
     keep: KeepOption = 1.0,
     hours: Annotated[
-        float | None, typer.Option(help="Time that the log spans. [default: by the events' times]")
+        float | None, typer.Option(help="Hours that the log spans. [default: by the events' times]")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the workload, and of --keep.", min=0)] = 1,
     id_field: IdField = "id",

@@ -86,7 +86,7 @@ def plan(
     sample: Annotated[float, typer.Option(help="Share of all events that the log holds.")] = 1.0,
     keep: KeepOption = 1.0,
     hours: Annotated[
-        float | None, typer.Option(help="Time that the log spans. [default: by the events' times]")
+        float | None, typer.Option(help="Hours that the log spans. [default: by the events' times]")
     ] = None,
     per_filter: Annotated[float, typer.Option(help="Money a month for a stored filter.", min=0)] = 0.0,
     per_matching: Annotated[float, typer.Option(help="Money for a million matchings.", min=0)] = 0.0,

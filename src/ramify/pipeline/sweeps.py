@@ -282,7 +282,7 @@ def _sentence(error: BaseException) -> str:
 
 # --------------------------------------------------------------------------------------- on the driver
 
-_Finished: TypeAlias = list[tuple[_Trial, _Outcome]]
+_TrialOutcomes: TypeAlias = list[tuple[_Trial, _Outcome]]
 
 
 @dataclass(slots=True)
@@ -298,7 +298,7 @@ class _Jobs:
     # how long the last trials took
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=2 * _MOST_IN_A_JOB))
 
-    def run(self, todo: Sequence[_Trial]) -> Iterator[_Finished]:
+    def run(self, todo: Sequence[_Trial]) -> Iterator[_TrialOutcomes]:
         """Trials as they finish, those of a job together."""
         waiting = deque(todo)
         lanes = task_slots(self.spark) + 1
@@ -344,7 +344,7 @@ class _Jobs:
             )
         return [_Outcome(row["result"], row["seconds"], row["error"]) for row in rows]
 
-    def _finished(self, future: "Future[list[_Outcome]]", batch: list[_Trial]) -> _Finished:
+    def _finished(self, future: "Future[list[_Outcome]]", batch: list[_Trial]) -> _TrialOutcomes:
         try:
             outcomes = future.result()
         except _UnloadableError:
@@ -420,7 +420,7 @@ class _Results:
         row = self._rows.get(key)
         return row is not None and not (retry_failed and row["error"] is not None)
 
-    def append(self, experiment: str, finished: _Finished) -> None:
+    def append(self, experiment: str, finished: _TrialOutcomes) -> None:
         """Keep some results: on disk when this returns."""
         lines = []
         for trial, outcome in finished:

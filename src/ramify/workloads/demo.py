@@ -15,8 +15,8 @@ Parameters subscriptions        how many
            latency_bound_ms     of subscriptions to urgent matters; 0 for none
            size_bytes           the median size; single sizes vary around it by a factor of 4 or so
            stand_ins            0, or as many of the quietest regions as publish the events of all, each
-                                those of its share of the regions: as at night. What events are about
-                                and who subscribes to them stays, so plans for the day meet another day
+                                those of its share of the regions: as at night. The content of events
+                                and their subscribers stay, so plans for the day meet another day
 Arrays     traffic[b] (share of the events), subscription_broker[i] (broker indices)
 Departures None: this is no paper's model.
 """

@@ -162,7 +162,7 @@ def test_blocks_together_hold_every_pair_once(
     cuts = module._cuts(10, blocks)
     assert cuts[0] == 0
     assert cuts[-1] == 10
-    asked = module._Asked(10, 0.0, 2.0, with_bytes)
+    asked = module._PairQuery(10, 0.0, 2.0, with_bytes)
     kept: list[Pair] = []
     for block, _, *buffers in module._suffixes(start, member, count, 2 * count, cuts):
         _, _, arrays = next(

@@ -17,7 +17,7 @@ __all__ = ["KyraExample", "MajumderExample", "kyra_figure_4", "majumder_i2", "ma
 
 @dataclass(frozen=True, slots=True)
 class MajumderExample:
-    """One publisher, one document per subscription, who wants it, and the costs that the text derives."""
+    """One publisher, one document per subscription, its subscribers, and the costs in the text."""
 
     overlay: Overlay
     publisher: str

@@ -477,7 +477,7 @@ class Epochs:
         """All of it; the same bytes for the same state."""
         live = [(e, kept.plan_id, kept.revision) for e, kept in sorted(self._live.items())]
         return msgspec.json.encode(
-            _Saved(
+            _EpochsRecord(
                 version=self.version,
                 turn=self.turn,
                 target=self.target,
@@ -495,7 +495,7 @@ class Epochs:
     @classmethod
     def from_json(cls, data: bytes) -> "Epochs":
         """The state that was saved. Raises `InputError` for what is none."""
-        saved = _decode(data, _Saved)
+        saved = _decode(data, _EpochsRecord)
         made = cls()
         made._live = {epoch: _Live(plan_id, revision) for epoch, plan_id, revision in saved.live}
         if unknown := {saved.target, saved.wanted} - {None, *made._live}:
@@ -521,7 +521,7 @@ class _Report(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     committed: list[tuple[str, int, int]]
 
 
-class _Saved(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class _EpochsRecord(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     version: int
     turn: int
     target: int | None

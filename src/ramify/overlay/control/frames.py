@@ -120,10 +120,10 @@ def concat(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
     Attributes that one side lacks are absent there, those that no event has are dropped. Integers join
     doubles only when each value survives. Batches are kept apart beyond 4,096 attributes together.
     """
-    groups: list[_Joined] = []
+    groups: list[_BatchGroup] = []
     # Frames of one kind follow each other: those need no comparison by attribute.
     for run in _runs(batch for batch in batches if batch.num_rows):
-        one = _Joined.of(end_to_end(run))
+        one = _BatchGroup.of(end_to_end(run))
         home = None
         for group in reversed(groups[-_OPEN_GROUPS:]):
             if one.fits(group):
@@ -182,7 +182,7 @@ _PACKING_BYTES = 5 * 96
 
 
 @dataclass(slots=True)
-class _Joined:
+class _BatchGroup:
     """Batches that become one. `rounded` are integers that a double cannot hold."""
 
     parts: list[pa.RecordBatch]
@@ -191,13 +191,13 @@ class _Joined:
     publishers: set[str | None]
 
     @classmethod
-    def of(cls, batch: pa.RecordBatch) -> "_Joined":
+    def of(cls, batch: pa.RecordBatch) -> "_BatchGroup":
         used = _used(batch)
         integers = [p for p, k in used.items() if k is AttributeType.INT64]
         rounded = {p for p in integers if not _survives(batch.column(p))}
         return cls([batch], used, rounded, set(pc.unique(batch.column("publisher")).to_pylist()))
 
-    def fits(self, other: "_Joined") -> bool:
+    def fits(self, other: "_BatchGroup") -> bool:
         if len(self.kinds.keys() | other.kinds.keys()) > max(_MOST_COLUMNS, len(other.kinds)):
             return False
         for path in self.kinds.keys() & other.kinds.keys():
@@ -208,7 +208,7 @@ class _Joined:
                 return False
         return True
 
-    def add(self, other: "_Joined") -> None:
+    def add(self, other: "_BatchGroup") -> None:
         self.parts += other.parts
         for path, kind in other.kinds.items():
             self.kinds[path] = widen(self.kinds.get(path, kind), kind) or kind

@@ -8,9 +8,9 @@ an event comes that was sent over it, and an event that was sent before a channe
     O   of events: the token of the broker that they entered at
     N   how many events               E   always 0: there are no epochs
 
-What the broker knows (`_Saved`) is written with the outputs of the step that changed it, on the lane MATCH
-(`steps.Kept`). It holds the state of the protocol, what clients asked for, and pieces of packets
-whose rest has not come.
+What the broker knows (`_NodeRecord`) is written with the outputs of the step that changed it, on the lane
+MATCH. It holds the state of the protocol, what clients asked for, and pieces of packets
+that have not come whole.
 
 An event outside the advertisements of its publisher is rejected (`outside_advertisement`). A packet that
 cannot be is rejected (`bad_packet`), as are all that follow from that neighbour: it must begin anew.
@@ -69,7 +69,7 @@ _MOST_PACKETS = 400
 _SIZE_BYTES = 8
 
 
-class _Saved(msgspec.Struct):
+class _NodeRecord(msgspec.Struct):
     """What a broker keeps: see the module. `gone` are subscriptions and advertisements that were taken
     back last, so that a client that missed the answer and asks again gets the same one."""
 
@@ -85,7 +85,7 @@ class _BadPacketError(Exception):
         self.reason = reason
 
 
-class _Going:
+class _StepOutput:
     """What a step has routed and not yet written: by neighbour and origin, and by client."""
 
     def __init__(self) -> None:
@@ -156,7 +156,9 @@ class MatchNode(Stepper):
         self._changed = False
 
     def _encoded(self) -> bytes:
-        data = msgspec.msgpack.encode(_Saved(self.match.snapshot(), self.clients, self._parts, self._gone))
+        data = msgspec.msgpack.encode(
+            _NodeRecord(self.match.snapshot(), self.clients, self._parts, self._gone)
+        )
         packed: bytes = pa.Codec("zstd").compress(data, asbytes=True)
         return len(data).to_bytes(_SIZE_BYTES, "big") + packed
 
@@ -195,7 +197,7 @@ class MatchNode(Stepper):
         bad: Mapping[int, str],
     ) -> StepResult:
         done = StepResult(frames_in=0 if rows[0] else len(published) + len(linked), epoch=0)
-        going = _Going()
+        going = _StepOutput()
         for place, message in enumerate(linked):
             if place in bad:
                 self.trouble = f"a packet of {message.sender} was rejected: {bad[place]}"
@@ -244,7 +246,9 @@ class MatchNode(Stepper):
             ]
         return found
 
-    def _take_frame(self, message: NeighbourMessage, going: _Going, first: bool, done: StepResult) -> None:
+    def _take_frame(
+        self, message: NeighbourMessage, going: _StepOutput, first: bool, done: StepResult
+    ) -> None:
         try:
             origin = name_of(message.headers.get("O", ""))
             if self.place.parent.get(origin) != message.sender:
@@ -256,7 +260,7 @@ class MatchNode(Stepper):
             return
         going.came.setdefault((message.sender, origin), []).append(events)
 
-    def _route_came(self, going: _Going, rows: tuple[int, int | None], done: StepResult) -> None:
+    def _route_came(self, going: _StepOutput, rows: tuple[int, int | None], done: StepResult) -> None:
         first, end = rows
         for (_, origin), batches in going.came.items():
             joined = concat(batches)
@@ -270,7 +274,7 @@ class MatchNode(Stepper):
     def _route_published(
         self,
         published: Sequence[ClientMessage],
-        going: _Going,
+        going: _StepOutput,
         rows: tuple[int, int | None],
         done: StepResult,
     ) -> None:
@@ -313,7 +317,7 @@ class MatchNode(Stepper):
                 )
         return found
 
-    def _route(self, origin: str, events: pa.RecordBatch, going: _Going, done: StepResult) -> bool:
+    def _route(self, origin: str, events: pa.RecordBatch, going: _StepOutput, done: StepResult) -> bool:
         """Whether anyone gets anything."""
         spread = self._table.route(origin, events)
         done.events_in += events.num_rows
@@ -330,7 +334,7 @@ class MatchNode(Stepper):
         self._hand(events, receivers, done, going.hands)
         return bool(spread.neighbours or spread.subscriptions)
 
-    def _write(self, going: _Going, done: StepResult) -> None:
+    def _write(self, going: _StepOutput, done: StepResult) -> None:
         for (to, origin), batches in going.sends.items():
             self._write_link(to, 0, partial(_headers, origin), batches, done)
         self._write_hands(going.hands, done)
@@ -423,11 +427,11 @@ def _asked_id(id_: str) -> str:
     return id_.partition("/")[2]
 
 
-def _decoded(data: bytes) -> _Saved:
+def _decoded(data: bytes) -> _NodeRecord:
     try:
         size = int.from_bytes(data[:_SIZE_BYTES], "big")
         raw: Any = pa.Codec("zstd").decompress(data[_SIZE_BYTES:], size, asbytes=True)
-        return msgspec.msgpack.decode(raw, type=_Saved)
+        return msgspec.msgpack.decode(raw, type=_NodeRecord)
     except (msgspec.DecodeError, pa.ArrowException, OSError, OverflowError, MemoryError) as error:
         raise InputError(f"this is not what a matchmaking broker keeps: {error}") from None
 

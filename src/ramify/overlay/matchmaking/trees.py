@@ -4,7 +4,7 @@ Owns how they are made: out of one shared tree, out of shortest paths per publis
 channels. What to mark them with is `marking.py`'s.
 
 A tree holds only links on a path from its origin to somebody it serves: where nobody listens, nothing has
-to be said. Who it serves comes in *groups*: subscriptions of one broker that the same trees serve.
+to be said. Subscriptions of one broker that the same trees serve are a *group*.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

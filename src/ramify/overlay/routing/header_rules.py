@@ -1,8 +1,8 @@
 """Which headers a broker may be sent: what comes over a link is checked against the plan first.
 
 Owns the rules. A header that a router of the same plan made for this broker always passes; one that passes
-makes no router fail, reach for a broker or a channel that is not there, or send where no link is. Brokers
-trust their neighbours to route, not to be without faults.
+makes no router fail, name a broker or a channel that does not exist, or send where there is no link.
+Brokers trust their neighbours to route, not to be without faults.
 """
 
 from itertools import pairwise
@@ -18,7 +18,7 @@ VERDICTS_KEPT = 16_384
 """Headers that are known to be sound; then that starts over."""
 
 MOST_OPENED = 65_536
-"""Channels that a neighbour's revision may have which this broker has not heard of yet."""
+"""How many channels of a neighbour's revision may be unknown to this broker."""
 
 _ON_TREES = (Pruning.FILTER, Pruning.NONE)
 _PRUNINGS = {

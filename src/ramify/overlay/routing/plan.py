@@ -59,7 +59,7 @@ Revision: TypeAlias = AddedSubscription | RemovedSubscription
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _PlanParts:
     """What a `RoutingPlan` is made of where it is not made from a plan."""
 
     layout: Layout
@@ -74,7 +74,7 @@ class _Made:
 class RoutingPlan:
     """See the module. Of `plan`, classes say only where they are when it was read or revised."""
 
-    def __init__(self, plan: Plan, made: _Made | None = None) -> None:
+    def __init__(self, plan: Plan, made: _PlanParts | None = None) -> None:
         self.plan = plan
         self.layout: Layout = layout_of(plan) if made is None else made.layout
         self.vacant: npt.NDArray[np.bool_] = plan.classes.vacant if made is None else made.vacant
@@ -99,7 +99,7 @@ class RoutingPlan:
         layout = layout_of(plan)
         slim = _slim(plan, plan.classes.broker)
         kept = Layout(slim, layout.tables, layout.trees, layout.hops)
-        return cls(slim, _Made(kept, vacant, members, filters, {}, {}))
+        return cls(slim, _PlanParts(kept, vacant, members, filters, {}, {}))
 
     @classmethod
     def read(cls, content: bytes) -> "RoutingPlan":
@@ -251,8 +251,8 @@ class RoutingPlan:
     def carries(self, channel: int, here: int, came_from: int | None) -> bool:
         """Whether a broker takes an event of a channel from a neighbour on its tree (None: by a leg).
 
-        It does not where the sender's revision of the plan has a branch or a channel that this one has not,
-        or has no more. No subscriber of both is behind it (`planning.plans.growth`).
+        It does not if the branch or channel is only in the sender's revision of the plan, not in this one.
+        No subscriber of both revisions is behind it (`planning.plans.growth`).
         """
         if channel >= len(self.layout.trees):
             return False
@@ -312,13 +312,13 @@ class RoutingPlan:
         entries), most of a second at 3,000 channels and 300 brokers.
         Raises `InputError` for changes that are none of this plan; nothing is changed then.
         """
-        going = _Revising(self)
+        going = _Reviser(self)
         for change in changes:
             going.add(change) if isinstance(change, AddedSubscription) else going.remove(change)
         return going.done()
 
 
-class _Revising:
+class _Reviser:
     """A routing plan while changes are made to it."""
 
     def __init__(self, old: RoutingPlan) -> None:
@@ -378,7 +378,7 @@ class _Revising:
             return RoutingPlan.of_parts(self._rebuilt(host), vacant, members, filters)
         plan = _slim(old.plan, host)
         layout = self._layout(plan, host)
-        return RoutingPlan(plan, _Made(layout, vacant, members, filters, old._spans, old._below))
+        return RoutingPlan(plan, _PlanParts(layout, vacant, members, filters, old._spans, old._below))
 
     def _by_proxy(self, host: npt.NDArray[np.int32]) -> bool:
         """Whether a class joins a channel by another broker than its own: that may be a new hop."""

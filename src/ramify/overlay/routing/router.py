@@ -78,18 +78,18 @@ class RoutedFrame:
     matchings: int
 
 
-_Headed = TypeVar("_Headed", Header, Header | None)
-_Found = TypeVar("_Found")
+_HeaderType = TypeVar("_HeaderType", Header, Header | None)
+_DecisionType = TypeVar("_DecisionType")
 
 
-class _Kept(dict[tuple[_Headed, int, int, tuple[int, ...]], _Found]):
+class _DecisionCache(dict[tuple[_HeaderType, int, int, tuple[int, ...]], _DecisionType]):
     """What was found for events of a header, sender, cell and classes; bounded by what it holds."""
 
     def __init__(self) -> None:
         super().__init__()
         self._held = 0
 
-    def keep(self, key: tuple[_Headed, int, int, tuple[int, ...]], found: _Found) -> None:
+    def keep(self, key: tuple[_HeaderType, int, int, tuple[int, ...]], found: _DecisionType) -> None:
         """Remember one more."""
         self._held += len(key[3]) + _OVERHEAD
         if self._held > DECISIONS_KEPT:
@@ -105,8 +105,8 @@ class Router:
         self._shared = routing
         self._plan = routing.plan
         self.broker = broker
-        self._kept: _Kept[Header | None, RouteDecision] = _Kept()
-        self._owned: _Kept[Header, tuple[int, ...]] = _Kept()
+        self._kept: _DecisionCache[Header | None, RouteDecision] = _DecisionCache()
+        self._owned: _DecisionCache[Header, tuple[int, ...]] = _DecisionCache()
         self._carried_trees: dict[tuple[int, ...], bytes] = {}
 
     def route(self, frame: Frame, sender: int | None, *, once: bool = False) -> RoutedFrame:

@@ -400,23 +400,23 @@ class _Task:
     digest: Digest | None
 
     def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        tally, told = PatternTally(self.counting), _Told()
+        tally, report = PatternTally(self.counting), _TaskReport()
         # how many patterns the task gave back, of how many events
         given = seen = 0
         chunks = self.shards.match_each(self.source.read(rows), lambda chunk: chunk.batch)
         for chunk, matches in chunks:
-            told.add(chunk)
+            report.add(chunk)
             tally.add(chunk.batch, matches, chunk.arrived)
             seen += chunk.batch.num_rows
             if _is_enough(tally, seen):
                 given += len(tally)
                 yield from self._patterns(tally)
-            if len(told.rejected) > _MOST_REJECTS:
-                yield told.drain()
+            if len(report.rejected) > _MOST_REJECTS:
+                yield report.drain()
         given += len(tally)
         yield from self._patterns(tally)
-        yield told.drain()
-        yield told.summary(tally, given)
+        yield report.drain()
+        yield report.summary(tally, given)
 
     def _patterns(self, tally: PatternTally) -> Iterator[pa.RecordBatch]:
         drained = tally.drain()
@@ -443,7 +443,7 @@ def _is_enough(tally: PatternTally, seen: int) -> bool:
     return len(tally) >= max(_PACKED_PATTERNS, seen // 4) and 4 * len(tally) > 3 * tally.events
 
 
-class _Told:
+class _TaskReport:
     """What a task has to tell besides patterns."""
 
     def __init__(self) -> None:

@@ -109,7 +109,7 @@ def price_log(
     attached = plan.attachments if attachments is None else attachments
     counting = TallySettings.of(plan.classes, plan.overlay, attached, grid=plan.grid, split=split)
     filters = [*plan.classes.filters, *tags]
-    digest = _Pricing(_ship_plan(spark, plan))
+    digest = _PriceDigest(_ship_plan(spark, plan))
     with reckoned(spark, source, filters, counting, digest=digest, partitions=partitions) as found:
         sums = _summed(found.digests(), plan, task_slots(spark))
         span = Span()
@@ -153,7 +153,7 @@ def _read(column: Any) -> Iterator[Sums]:
 
 
 @dataclass(frozen=True)
-class _Pricing:
+class _PriceDigest:
     """The digest of a pass: prices what a task counted. `plan` is the name of a file that was sent."""
 
     plan: str

@@ -33,14 +33,14 @@ __all__ = ["ship", "shipped", "waiting_room"]
 
 
 @dataclass
-class _Staged:
+class _Shipment:
     """What one session has sent: where it waits, and the names that Spark knows already."""
 
     directory: Path
     names: set[str] = field(default_factory=set)
 
 
-_SESSIONS: MutableMapping[SparkSession, _Staged] = weakref.WeakKeyDictionary()
+_SESSIONS: MutableMapping[SparkSession, _Shipment] = weakref.WeakKeyDictionary()
 
 
 def ship(spark: SparkSession, path: Path) -> str:
@@ -97,14 +97,14 @@ def waiting_room(spark: SparkSession) -> Path:
     return _staged(spark).directory
 
 
-def _staged(spark: SparkSession) -> _Staged:
+def _staged(spark: SparkSession) -> _Shipment:
     """The session's record, new if need be."""
     found = _SESSIONS.get(spark)
     if found is None or not found.directory.is_dir():
         directory = Path(tempfile.mkdtemp(prefix="ramify-shipped-", dir=_scratch(spark)))
         # at the latest when this process ends; `spark_session` removes its scratch before
         weakref.finalize(spark, shutil.rmtree, directory, ignore_errors=True)
-        found = _SESSIONS[spark] = _Staged(directory)
+        found = _SESSIONS[spark] = _Shipment(directory)
     return found
 
 

@@ -140,7 +140,7 @@ def equal_depth_axis(
     Raises
     ------
     InputError
-        For fewer than two slots, an attribute that the source has not or that has no order on a line (a
+        For fewer than two slots, an attribute that the source lacks or that has no order on a line (a
         boolean, an array), or when it has fewer than two distinct values in the sample.
     """
     kind = _ordered_kind(source, path)

@@ -127,7 +127,7 @@ def overlap(
     """
     if not 0 <= least <= 1:
         raise InputError(f"the least Jaccard must lie between 0 and 1; it is {least}")
-    asked = _Asked(classes_count, least, 2.0 if contained is None else contained, with_bytes)
+    asked = _PairQuery(classes_count, least, 2.0 if contained is None else contained, with_bytes)
     if classes_count <= EXACT_CLASSES if exact is None else exact:
         return OverlapPairs(_exact_pairs(demand, asked), True, 1.0, 0)
     if least == 0 or contained is not None:
@@ -142,7 +142,7 @@ def overlap(
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PairQuery:
     """How many classes there are and which pairs to keep. Goes to tasks with their code."""
 
     classes: int
@@ -266,7 +266,7 @@ class _Patterns(NamedTuple):
 # --- exact
 
 
-def _exact_pairs(demand: DataFrame, asked: _Asked) -> DataFrame:
+def _exact_pairs(demand: DataFrame, asked: _PairQuery) -> DataFrame:
     table_bytes = asked.classes * (asked.classes - 1) // 2 * (4 + 8 * asked.with_bytes)
     slots = task_slots(demand.sparkSession)
     cuts = _cuts(asked.classes, max(slots, -(-table_bytes // _BLOCK_BYTES)))
@@ -279,7 +279,9 @@ def _exact_pairs(demand: DataFrame, asked: _Asked) -> DataFrame:
     return apart.mapInArrow(count, spark_schema(OVERLAP))
 
 
-def _counted_block(rows: Iterator[pa.RecordBatch], asked: _Asked, cuts: Ints) -> Iterator[pa.RecordBatch]:
+def _counted_block(
+    rows: Iterator[pa.RecordBatch], asked: _PairQuery, cuts: Ints
+) -> Iterator[pa.RecordBatch]:
     """In the task of a block: its pairs that are to be kept."""
     events = np.zeros(asked.classes, np.int64)
     table: _Table | None = None
@@ -297,7 +299,7 @@ def _counted_block(rows: Iterator[pa.RecordBatch], asked: _Asked, cuts: Ints) ->
 class _Table:
     """The pairs of a block, all of them: 4 bytes each, 8 from 2^31 events on, 8 more with bytes."""
 
-    def __init__(self, low: int, high: int, asked: _Asked) -> None:
+    def __init__(self, low: int, high: int, asked: _PairQuery) -> None:
         self._low, self._high, self._asked = low, high, asked
         cells = int(np.arange(asked.classes - high, asked.classes - low).sum())
         self._shared: Any = np.zeros(cells, np.int32)
@@ -374,7 +376,7 @@ class _Sums:
         return made
 
 
-def _sketched_pairs(demand: DataFrame, asked: _Asked, sketch: Sketch, sums: _Sums) -> DataFrame:
+def _sketched_pairs(demand: DataFrame, asked: _PairQuery, sketch: Sketch, sums: _Sums) -> DataFrame:
     slots = task_slots(demand.sparkSession)
     cuts = _cuts(asked.classes, slots)
     rare = (sums.patterns > 0) & (sums.patterns <= sketch.rare_patterns)
@@ -400,7 +402,7 @@ def _sketched_pairs(demand: DataFrame, asked: _Asked, sketch: Sketch, sums: _Sum
     return apart.mapInArrow(count, spark_schema(OVERLAP))
 
 
-def _signed(demand: DataFrame, asked: _Asked, sketch: Sketch) -> DataFrame:
+def _signed(demand: DataFrame, asked: _PairQuery, sketch: Sketch) -> DataFrame:
     """Per task the signatures of the classes it met, `_CHUNK` classes a row."""
     classes = asked.classes
     rng = np.random.default_rng(sketch.seed)
@@ -482,7 +484,7 @@ def _buckets(rows: Iterator[pa.RecordBatch]) -> tuple[Ints, SmallInts]:
 
 def _candidates(
     sets: Iterable[tuple[Ints, SmallInts]],
-    asked: _Asked,
+    asked: _PairQuery,
     events: Ints,
     rare: npt.NDArray[np.bool_],
     cuts: Ints,
@@ -516,7 +518,7 @@ def _packed_keys(waiting: Sequence[Ints], classes: int, cuts: Ints) -> pa.Record
 
 
 def _counted_candidates(
-    rows: Iterator[pa.RecordBatch], asked: _Asked, cuts: Ints
+    rows: Iterator[pa.RecordBatch], asked: _PairQuery, cuts: Ints
 ) -> Iterator[pa.RecordBatch]:
     """In the task of a block: the candidates, which come before the patterns, counted on them."""
     events = np.zeros(asked.classes, np.int64)
@@ -538,7 +540,7 @@ def _counted_candidates(
 class _Candidates:
     """The pairs of a block that are worth counting, row by row."""
 
-    def __init__(self, waiting: Sequence[Ints], low: int, high: int, asked: _Asked) -> None:
+    def __init__(self, waiting: Sequence[Ints], low: int, high: int, asked: _PairQuery) -> None:
         keys = np.unique(np.concatenate(waiting))
         self._low, self._high, self._asked = low, high, asked
         self._one = (keys // asked.classes).astype(np.int32)
@@ -565,7 +567,7 @@ class _Candidates:
 
 
 def _measured_recall(
-    demand: DataFrame, pairs: DataFrame, asked: _Asked, sketch: Sketch, events: Ints
+    demand: DataFrame, pairs: DataFrame, asked: _PairQuery, sketch: Sketch, events: Ints
 ) -> tuple[float | None, int]:
     """The share of the sampled classes' pairs that were found, and how many they have: counted in full."""
     classes, met = asked.classes, np.flatnonzero(events)

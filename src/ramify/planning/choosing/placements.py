@@ -55,26 +55,28 @@ class PlacedStudy:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _PlacementResult:
     placement: Placement
     rounds: tuple[Round, ...] = ()
     bound: float | None = None
 
 
-def _place(problem: PlacementProblem, algorithm: str, seed: int, start: Placement | None) -> _Found:
+def _place(
+    problem: PlacementProblem, algorithm: str, seed: int, start: Placement | None
+) -> _PlacementResult:
     """By one of `ALGORITHMS`; only that by rounds begins with `start`, or else with greedy packing."""
     if algorithm not in ALGORITHMS:
         raise InputError(f"no placement algorithm {algorithm!r}. Use one of: {', '.join(ALGORITHMS)}.")
     rng = np.random.default_rng(seed)
     if algorithm == "exact":
         best = exact_placement(problem, seconds=EXACT_SECONDS)
-        return _Found(best.placement, bound=best.bound)
+        return _PlacementResult(best.placement, bound=best.bound)
     if algorithm == "rounds":
         made = in_rounds(problem, start or HEURISTICS["greedy"](problem, rng, "steiner"))
-        return _Found(made.placement, made.rounds)
+        return _PlacementResult(made.placement, made.rounds)
     if algorithm == "local-search":
-        return _Found(local_search(problem, rng))
-    return _Found(HEURISTICS[algorithm](problem, rng, "steiner"))
+        return _PlacementResult(local_search(problem, rng))
+    return _PlacementResult(HEURISTICS[algorithm](problem, rng, "steiner"))
 
 
 def place_study(

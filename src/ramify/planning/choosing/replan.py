@@ -97,7 +97,7 @@ class _Job(msgspec.Struct, frozen=True):
     weights: MonthlyWeights
 
 
-class _Made(msgspec.Struct, frozen=True):
+class _JobAnswer(msgspec.Struct, frozen=True):
     tried: list[SchemeTrial]
     plan: bytes | None
     old_cost: float | None
@@ -158,7 +158,7 @@ class ReplanResult:
     @classmethod
     def decode(cls, data: bytes) -> "ReplanResult":
         """What `make_plans` gave."""
-        told = msgspec.msgpack.decode(data, type=_Made)
+        told = msgspec.msgpack.decode(data, type=_JobAnswer)
         plan = None if told.plan is None else keep_encoded(decode_plan(told.plan), told.plan)
         costs = told.old_cost, told.new_cost, told.saving
         return cls(tuple(told.tried), plan, *costs, told.moves, tuple(told.broken))
@@ -181,7 +181,7 @@ def make_plans(data: bytes) -> bytes:
         made = maker.first(specs) if job.threshold is None else maker.better(specs, job.threshold)
     except RamifyError as error:
         # what is wrong with all of them, such as a rate that the demand does not tell
-        made = _Made([SchemeTrial(spec, reason=str(error)) for spec in specs], None, None, None, None)
+        made = _JobAnswer([SchemeTrial(spec, reason=str(error)) for spec in specs], None, None, None, None)
     return msgspec.msgpack.encode(msgspec.structs.replace(made, tried=[*made.tried, *unread]))
 
 
@@ -208,7 +208,7 @@ class _Maker:
     rules: Rules
     weights: MonthlyWeights
 
-    def first(self, specs: Sequence[str]) -> _Made:
+    def first(self, specs: Sequence[str]) -> _JobAnswer:
         """The first plan that can be made and keeps the rules.
 
         Latency bounds are not among them: a subscription with one is served, late if need be.
@@ -219,10 +219,10 @@ class _Maker:
             broken = tuple(fault for fault in row.broken if not fault.startswith(LATENCY))
             tried.append(_trial(replace(row, broken=broken)))
             if row.plan is not None and not broken:
-                return _Made(tried, encode_plan(row.plan), None, None, None)
-        return _Made(tried, None, None, None, None)
+                return _JobAnswer(tried, encode_plan(row.plan), None, None, None)
+        return _JobAnswer(tried, None, None, None, None)
 
-    def better(self, specs: Sequence[str], threshold: float) -> _Made:
+    def better(self, specs: Sequence[str], threshold: float) -> _JobAnswer:
         """The cheapest plan that should replace the old one and keeps the rules."""
         seen, unseen = _halves(self.demand, self.seed)
         outcome = self._weighed(seen, unseen, specs, self.old)
@@ -237,7 +237,7 @@ class _Maker:
                 break
         score, saving = (None, None) if best is None else (best.score, outcome.saving_of(best))
         moves = None if kept is None else drift(self.old, kept, self.demand)
-        return _Made(
+        return _JobAnswer(
             [_trial(found.get(row.name, row), row) for row in outcome.rows],
             None if kept is None else encode_plan(kept),
             now.score,

@@ -130,7 +130,7 @@ class Demand:
             size=sums[1],
             tags=np.zeros(len(rows), dtype=np.uint64),
             seconds=seconds,
-            recent=None if weights is None else sums * np.asarray(weights, dtype=np.float64),
+            recent=None if weights is None else np.multiply(sums, weights, dtype=np.float64),
         )
         return every._distinct()
 

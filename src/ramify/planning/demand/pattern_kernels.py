@@ -63,8 +63,8 @@ def place_patterns(hashes: Hashes, patterns: Int, slots: Ints) -> None:
 class PatternTable(NamedTuple):
     """Distinct patterns, found by hash. See the module.
 
-    `keys` is (patterns, COLUMNS). Pattern i has the classes `pool[start[i]:start[i + 1]]`, `count[i]`
-    events and `size[i]` bytes.
+    `keys` is (patterns, COLUMNS). Pattern i has the classes `pool[start[i]:start[i + 1]]`, `events[i]`
+    events and `sizes[i]` bytes.
     """
 
     slots: Ints
@@ -72,8 +72,8 @@ class PatternTable(NamedTuple):
     keys: Ints
     start: Ints
     pool: SmallInts
-    count: Ints
-    size: Ints
+    events: Ints
+    sizes: Ints
 
 
 @compiled

@@ -104,8 +104,8 @@ class PatternTally:
             keys=np.empty((0, COLUMNS), dtype=np.int64),
             start=np.zeros(1, dtype=np.int64),
             pool=np.empty(0, dtype=np.int32),
-            count=np.empty(0, dtype=np.int64),
-            size=np.empty(0, dtype=np.int64),
+            events=np.empty(0, dtype=np.int64),
+            sizes=np.empty(0, dtype=np.int64),
         )
 
     def __len__(self) -> int:
@@ -177,7 +177,7 @@ class PatternTally:
         start, classes = gather(table.start[: self._patterns + 1], table.pool, order, kind)
         keys = table.keys[: self._patterns]
         split, pane, publisher, client, cell, tags = (keys[:, k][order] for k in range(COLUMNS))
-        count, size = table.count[order], table.size[order]
+        count, size = table.events[order], table.sizes[order]
         names = tuple(name for name in self._clients if name is not None)
         return Patterns(split, pane, publisher, client, cell, tags, start, classes, count, size, names)
 
@@ -241,7 +241,7 @@ class PatternTally:
         wanted, table = self._patterns + rows, self._table
         if wanted > len(table.hashes):
             room = max(wanted, len(table.hashes) * 3 // 2, _FIRST_ROOM)
-            columns = {name: getattr(table, name) for name in ("hashes", "keys", "count", "size")}
+            columns = {name: getattr(table, name) for name in ("hashes", "keys", "events", "sizes")}
             wider = {name: _grown(column, room) for name, column in columns.items()}
             table = table._replace(start=_grown(table.start, room + 1), **wider)
         if (held := self.class_entries) + ids > len(table.pool):

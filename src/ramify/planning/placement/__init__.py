@@ -1,1 +1,1 @@
-"""Who attaches where: users to brokers within capacities, at the least cost of access and core links."""
+"""Placement: users attached to brokers within capacities, at the least cost of access and core links."""

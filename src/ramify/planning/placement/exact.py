@@ -8,7 +8,7 @@ Guarantee  Optimal when `optimal`; no placement costs less than `bound`. `relaxe
 Cost       Exponential; seconds at 10 users, 5 brokers, 4 sub-channels. `LimitError` above
            `MOST_VARIABLES`.
 Departures The printed program counts flows per pair of brokers and leaves their union inside a sum; this is
-           the linear form of what it means. Publishers of a sub-channel who want it themselves use one tree
+           the linear form of what it means. Publishers of a sub-channel that want it too use one tree
            (links cost the same both ways), so one of them stands for all.
 
 Reference: Y. Zhao, J. Wu, "On the Construction of the Minimum Cost Content-Based Publish/Subscribe
@@ -87,7 +87,7 @@ def _unpackable(problem: PlacementProblem) -> PlacementError:
 
 
 def _sources(rate: Floats, wanted: npt.NDArray[np.bool_]) -> Floats:
-    """The rates with those of all who want a sub-channel given to one of them; none with no one to tell."""
+    """The rates. One user stands for all that want a sub-channel; 0 where nobody else wants it."""
     told = np.where(wanted, 0.0, rate)
     for c in range(rate.shape[1]):
         who = np.flatnonzero(wanted[:, c])

@@ -242,9 +242,9 @@ def _enter(rate: Floats, members: Longs, access: Floats, reach: Floats, enters: 
 def _grow(root: Int, far: Floats, end: Ints, predecessor: Ints, place: Ints) -> None:
     """One tree: the user nearest to the brokers of the tree joins, with the brokers on its way.
 
-    Users that bring no broker along change nothing for the others, so all that are nearer than the next who
-    does join with it. `far[b, i]` is from broker b to user i, whose access link then is to `end[b, i]`;
-    fills `place[i]`, the broker each user joined at. O(b users).
+    A user that brings no broker along changes nothing for the others. So all users that are nearer than the
+    next one with a broker join with it. `far[b, i]` is from broker b to user i, whose access link is then
+    to `end[b, i]`; fills `place[i]`, the broker each user joined at. O(b users).
     """
     brokers, users = far.shape
     near = far[root].copy()

@@ -1,9 +1,9 @@
 """The placement problem of Zhao and Wu: users, brokers, prices, and what a placement costs.
 
-Owns `PlacementProblem` (who publishes what into which sub-channel, who wants which, what links cost, what
-brokers can bear) and `Placement` (one broker per user, priced). Sub-channels are parts of the content space
-that do not overlap: intervals of a line, or the cells of a grid over several attributes. A subscription is
-the least set of them that holds it.
+Owns `PlacementProblem` (the rate of each user into each sub-channel, the sub-channels that it wants, what
+links cost, what brokers can bear) and `Placement` (one broker per user, priced). Sub-channels are parts of
+the content space that do not overlap: intervals of a line, or the cells of a grid over several attributes.
+A subscription is the least set of them that holds it.
 
 Cost    C1 = sum over users of the access price times what the user sends and receives. C2 = for every
         publisher and sub-channel its rate times the tree that joins its broker with the brokers of all

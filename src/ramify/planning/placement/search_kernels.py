@@ -196,7 +196,7 @@ def _regroup(trees: Trees, state: SearchState, c: Int) -> None:
 
 @compiled
 def _hope(given: SearchProblem, trees: Trees, state: SearchState, u: Int) -> float:
-    """The most that sub-channels may save because user u is the last who wants them at its broker.
+    """The most that sub-channels may save because user u is the last at its broker to want them.
 
     A tree without that broker costs less by the way from it to the nearest other member at most, since that
     would join it again. O(T), and O(b) for each such sub-channel.

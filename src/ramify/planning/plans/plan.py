@@ -199,7 +199,7 @@ class ChannelTree:
 
 @dataclass(frozen=True)
 class Serves:
-    """Who gets a channel's events: entries of a class, the broker that serves it, and a region.
+    """The receivers of a channel's events: entries of a class, the broker that serves it, and a region.
 
     `at` is the class's host, or a proxy that notifies the host. `region` is an index of `Plan.regions`; the
     entry holds only for events whose cell is in it; -1 always holds. A class may have several entries, of

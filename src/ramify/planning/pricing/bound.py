@@ -69,7 +69,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class DestinationSets:
-    """Who must get what: compressed rows of brokers, the publisher's first and the others ascending.
+    """Destination sets: compressed rows of brokers, the publisher's first and the others ascending.
 
     `size` and `count` are int64: the payload bytes and the events of each set.
     """

@@ -1,4 +1,4 @@
-"""Compiled: crossings to sums, arrivals to who was reached when. The last steps of `ride_kernels.py`."""
+"""Compiled: crossings to sums, arrivals to delivery times. The last steps of `ride_kernels.py`."""
 
 from typing import NamedTuple
 
@@ -118,7 +118,7 @@ def settle(
     out: Arrivals,
     tally: Longs,
 ) -> None:
-    """When each class and each destination broker had the event first, and who never did.
+    """When each class and each destination broker first had the event, and which never had it.
 
     `tally`: deliveries, undelivered (event, class) pairs. Stamps are pattern + 1.
     """

@@ -7,7 +7,7 @@ The pricer walks every pattern of a demand through a plan in steps that hand eac
     choose_rides    of the stamped rides of a pattern, keep the cheapest
     walk_*_rides    ride -> crossings (hop, header bytes), and the arrival of each of its entries
                     (`crossing_kernels.py`)
-    charge, settle  crossings -> messages, bytes, duplicates, visits; arrivals -> who was reached when
+    charge, settle  crossings -> messages, bytes, duplicates, visits; arrivals -> delivery times
                     (`charge_kernels.py`)
 
 Owns the rules of `plan.py` in compiled form. The router has the same rules a second time, for one

@@ -205,7 +205,7 @@ class BrokenRule:
 def broken(price: Price, rules: Rules) -> list[BrokenRule]:
     """The rules that a priced plan breaks: latencies by class, then in the order of the rules.
 
-    `InputError` for a place that the plan's overlay has not, and where a rate is asked of a demand whose
+    `InputError` for a place that is not in the plan's overlay, and where a rate is asked of a demand whose
     time span is not known. O(classes + brokers * residency rules).
     """
     rules.require_known(price.overlay)

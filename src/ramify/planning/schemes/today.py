@@ -13,7 +13,7 @@ Departures A mirrored copy takes the direct link from its source wherever the ov
            tree is a star. Sites without a direct link are reached along cheapest paths, and copies that
            share a link share it once, which flatters mirroring on sparse overlays. The leg to the hub is
            the direct link where there is one, else the cheapest path. Everything takes the leg, even what
-           nobody wants: only the hub knows who wants what.
+           nobody wants: only the hub knows the subscriptions.
 """
 
 from dataclasses import dataclass

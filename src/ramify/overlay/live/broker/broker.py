@@ -75,7 +75,7 @@ _STEP_IDLE_S = 0.005
 
 @dataclass(frozen=True)
 class BrokerConfig:
-    """Who a broker is, where its server and its neighbours' servers are.
+    """The name of a broker, and where its server and its neighbours' servers are.
 
     `linger_s` is how long the first events of a step wait for others when events come fast. `client_url` is
     where clients reach its server, if not where the broker does.
@@ -175,7 +175,7 @@ class Broker:
         finally:
             await self._close()
 
-    # ------------------------------------------------------------------------------ for who governs it
+    # ------------------------------------------------------------------------------ for its governor
 
     def wake(self) -> None:
         """Look at the gate again."""

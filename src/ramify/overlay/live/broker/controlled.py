@@ -89,7 +89,7 @@ class _Lanes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _SavedState:
     """The state that was saved last. Brokers of a process share it: nobody changes it."""
 
     live: list[LiveEpoch] = field(default_factory=list)
@@ -97,10 +97,10 @@ class _Seen:
 
 
 @functools.lru_cache(maxsize=2)
-def _read_state(value: bytes) -> _Seen:
+def _read_state(value: bytes) -> _SavedState:
     """A saved state, read once for all brokers of the process. Raises `InputError`."""
     state = decode(value, ControlState)
-    return _Seen(state.live, Epochs.from_json(bytes(state.epochs)))
+    return _SavedState(state.live, Epochs.from_json(bytes(state.epochs)))
 
 
 class ControlledBroker:
@@ -126,7 +126,7 @@ class ControlledBroker:
         self._reached = asyncio.Event()
         self._lease: Lease | None = None
         self._changed = asyncio.Event()
-        self._seen: _Seen | None = None
+        self._seen: _SavedState | None = None
         # epoch -> revision; the last turn that was carried out
         self._held: dict[int, int] = {}
         self._turn = 0
@@ -378,7 +378,7 @@ class ControlledBroker:
                 asyncio.get_running_loop().call_later(TROUBLE_PAUSE_S, self._changed.set)
             await self._changed.wait()
 
-    async def _catch_up(self, seen: _Seen) -> bool:
+    async def _catch_up(self, seen: _SavedState) -> bool:
         """Carry out a state: install, flip, retire. False when the flip must be tried again."""
         session, epochs = self._session, seen.epochs
         for live in seen.live:
@@ -414,7 +414,7 @@ class ControlledBroker:
 
     # ----------------------------------------------------------------------------------------- reporting
 
-    async def _report(self, seen: _Seen) -> bool:
+    async def _report(self, seen: _SavedState) -> bool:
         """Say what is held and done, if that or the state is new. False when it must be tried again."""
         session = self._session
         if self._lease is None or not self._lease.held or not session:

@@ -155,7 +155,7 @@ def overdue(
 
 
 @dataclass
-class _Known:
+class _ClientState:
     """What is known of a client here. Times are seconds since 1970: the server's are."""
 
     since_s: float
@@ -181,7 +181,7 @@ class Guard:
         self._record = record
         self._tell = tell
         self._unread = UnreadBytes()
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _ClientState] = {}
         self._telling: dict[str, asyncio.Task[None]] = {}
         # client -> why
         self.suspended: dict[str, str] = {}
@@ -442,9 +442,9 @@ class Guard:
                 return
             await asyncio.sleep(_TELL_AGAIN_S)
 
-    def _of(self, client: str) -> _Known:
+    def _of(self, client: str) -> _ClientState:
         if client not in self._known:
-            self._known[client] = _Known(time.time())
+            self._known[client] = _ClientState(time.time())
         return self._known[client]
 
 

@@ -242,8 +242,8 @@ class Guide:
         _log.info("client %s is asked to move to %s: %s %s", self._name, move.foreign, phase, why)
 
     async def _tidy(self, before: LaneClient) -> None:
-        """Acknowledge the end of a lane, where that is all that it has: who only publishes reads nothing,
-        and could never move back to a broker where something waits for it."""
+        """Acknowledge the end of a lane that holds nothing else. A client that only publishes never reads
+        it, and could not move back to a broker where a message waits for it."""
         with contextlib.suppress(LiveError):
             unread, waiting = await before.unread()
             # not what another process of this client waits for

@@ -108,7 +108,7 @@ class _Trial:
 
 
 @dataclass(slots=True)
-class _Making:
+class _Attempt:
     """Plans that are being made: `for_lack` because the head lacks something, else by period."""
 
     task: asyncio.Task[tuple[ReplanResult | None, Demand | None]]
@@ -134,7 +134,7 @@ class Adapter:
         """The latest decision of this term."""
         self._settings, self._replanner, self._stores, self._book = settings, replanner, stores, book
         self._make_plans, self._wake = make, wake
-        self._making: _Making | None = None
+        self._making: _Attempt | None = None
         self._trial: _Trial | None = None
         # the head and its cost at the last weighings
         self._marks: tuple[tuple[int, EpochCost], ...] = ()
@@ -255,7 +255,7 @@ class Adapter:
     def _begin(self, work: Awaitable[tuple[ReplanResult | None, Demand | None]], *, for_lack: bool) -> None:
         task = asyncio.ensure_future(work)
         task.add_done_callback(lambda _: self._wake())
-        self._making = _Making(task, for_lack, self._book.epochs.wanted or 0, self._rules)
+        self._making = _Attempt(task, for_lack, self._book.epochs.wanted or 0, self._rules)
 
     def _is_settled(self) -> bool:
         epochs = self._book.epochs
@@ -282,7 +282,7 @@ class Adapter:
         job = ReplanJob(plan, with_.specs, demand, with_.threshold, with_.seed, rules, weights)
         return await self._make_plans(job), demand
 
-    async def _made(self, making: _Making) -> None:
+    async def _made(self, making: _Attempt) -> None:
         """Plans were made, or could not be."""
         head = self._book.head
         try:

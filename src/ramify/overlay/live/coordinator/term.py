@@ -65,7 +65,7 @@ _ROUND_S = 0.1
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _OpenRequest:
     """A request and what it waits for."""
 
     message: Msg
@@ -107,8 +107,8 @@ class Term:
         self._seen = {prefix: asyncio.Event() for prefix in ("brokers", "reports", "status", RULES)}
         self._sessions: dict[str, str] = {}
         self._reports: dict[str, BrokerReport] = {}
-        self._requests: deque[_Waiting] = deque()
-        self._waiting: list[_Waiting] = []
+        self._requests: deque[_OpenRequest] = deque()
+        self._waiting: list[_OpenRequest] = []
         # what clients had, so that a request that is made again after its answer was lost is no error
         self._removed: dict[tuple[str, str], None] = {}
         self._at_once = MOST_AT_ONCE
@@ -269,7 +269,7 @@ class Term:
             await _respond(message, Answer(error=Refusal("unavailable", reason)))
             return
         wait_s = min(max(passed.request.wait_s, 0.0), _LONGEST_WAIT_S)
-        self._requests.append(_Waiting(message, passed, time.monotonic() + wait_s))
+        self._requests.append(_OpenRequest(message, passed, time.monotonic() + wait_s))
         self._wake.set()
 
     async def _take_requests(self) -> None:
@@ -277,7 +277,7 @@ class Term:
         if not self._requests:
             return
         book, records, owner = self.book, dict[str, ClientRecord](), dict[str, str | None]()
-        taken: list[_Waiting] = []
+        taken: list[_OpenRequest] = []
         touched: set[str] = set()
         rules = self._rules(owner)
         while self._requests and len(taken) < self._at_once:
@@ -364,7 +364,7 @@ class Term:
             self._hurry, self._saved = True, -1
 
     async def _answer(self) -> None:
-        now, left = time.monotonic(), list[_Waiting]()
+        now, left = time.monotonic(), list[_OpenRequest]()
         for waiting in self._waiting:
             missing = self.book.missing(waiting.ids, waiting.revision) if waiting.ids else {}
             if missing and now < waiting.until:

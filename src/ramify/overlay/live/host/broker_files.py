@@ -8,8 +8,8 @@ Owns the form. Seeds stay in files of their own; a path is relative to the direc
     lease_s = 15                         # after so long without a sign of life a broker counts as lost
     client_url = "tls://v1.example.com:4222"   # of the server for clients, if not the url below
     metrics_port = 9100                  # 0 picks one; without it there are no metrics
-    tls_ca = "ca.pem"                    # PEM files for servers below with a URL tls://: who signs them,
-    tls_cert = "v1.pem"                  # and, where they verify clients, who this broker is
+    tls_ca = "ca.pem"                    # PEM files for servers below with a URL tls://: their signer,
+    tls_cert = "v1.pem"                  # and, where they verify clients, this broker's own
     tls_key = "v1.key"
 
     [server]                             # the broker's own, as its router

@@ -142,7 +142,7 @@ class Directory:
         return read_overlay(file)
 
     def clients(self) -> dict[str, str]:
-        """Who is attached where."""
+        """The broker of each client."""
         file = self.path / "clients.json"
         if not file.exists():
             return {}
@@ -182,7 +182,7 @@ class Directory:
             write_json(self.path / "movable.json", True)
 
     def coordinators(self) -> list[str]:
-        """Who may lead, or stand by: users of the control server."""
+        """The coordinators that may lead or stand by: users of the control server."""
         file = self.path / "coordinators.json"
         if not file.exists():
             return [COORDINATOR]

@@ -106,8 +106,8 @@ class MachineConfig:
     """What runs on this machine.
 
     `processes` routers' processes share the brokers: a process costs memory and start-up time, so there are
-    few. `coordinator` is the command of the coordinator, without what says who it is and where the control
-    server is; `standbys` are those of others beside it. With `matchmaking`, the trees that brokers make
+    few. `coordinator` is the command of the coordinator, without its name and the address of the control
+    server; `standbys` are the commands of others beside it. With `matchmaking`, the trees that brokers make
     matches over, there is neither.
     """
 

@@ -56,7 +56,7 @@ class BrokerSite:
         return sorted(client for client, at in self.clients.items() if at == broker)
 
     def accounts(self, broker: str) -> str:
-        """Who may do what on a broker's server, for its configuration."""
+        """What each user may do on a broker's server, for its configuration."""
         ring = self.ring
 
         def public(roles: Iterable[Role]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Who may do what on a broker's server: keys, roles, and the accounts of its configuration.
+"""What each user may do on a broker's server: keys, roles, and the accounts of its configuration.
 
 Owns the NKeys on disk, the subjects each role may use, and the text of `accounts` and `tls`. Pure but for
 the key files; it starts nothing.
@@ -352,8 +352,8 @@ def _is_public(key: str) -> bool:
 class Tls:
     """TLS of a server: PEM files. With `verify`, clients too must show a certificate that `ca` signed.
 
-    Who connects must insist on TLS (`tls.TlsTransport`): the server's greeting may come in the clear, and
-    a machine in between can leave out that it asks for it.
+    A client must insist on TLS (`tls.TlsTransport`). The server's greeting may come in the clear, and a
+    machine in between can remove the line that asks for TLS.
     """
 
     cert: Path

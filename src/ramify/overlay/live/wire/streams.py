@@ -104,7 +104,7 @@ async def connect(
     Raises
     ------
     LiveError
-        When waiting is of no use: TLS that is not trusted, or that the server has not.
+        When waiting is of no use: the certificate is not trusted, or the server has no TLS.
     """
 
     async def quiet(_: Exception) -> None:
@@ -203,8 +203,8 @@ def sparing(say: Callable[[str], None], every_s: float = 5.0) -> Callable[[Excep
 
 
 def _slots() -> asyncio.Semaphore:
-    """How many of a process connect at once. A server hangs up on who does not say within 2 s who it is,
-    and a process that begins hundreds at once is that slow: they would all begin again and again."""
+    """How many connections of a process may be opened at once. A server hangs up on a client that does not
+    say its name within 2 s. A process that opens hundreds at once is slower: all would start over."""
     loop = asyncio.get_running_loop()
     return _waiting.setdefault(loop, asyncio.Semaphore(_CONNECTING))
 
@@ -218,7 +218,7 @@ async def api(
     missing: int | None = None,
 ) -> dict[str, Any]:
     """Call JetStream's API. Raises `LiveError` with what the server said; `missing` is the code of an error
-    that is no error to the caller, who gets nothing."""
+    that is none to the caller: the answer is then empty."""
     try:
         answer = await connection.request(f"$JS.API.{call}", json.dumps(body).encode(), timeout=timeout_s)
     except (nats.errors.Error, TimeoutError) as error:

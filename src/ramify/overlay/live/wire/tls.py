@@ -25,8 +25,8 @@ _GREETING_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files: `ca` signs servers (without it, those that this system trusts); `cert` and `key` say who
-    we are, for servers that verify."""
+    """PEM files: `ca` signs servers (without it, those that this system trusts); `cert` and `key` are
+    our own, for servers that verify clients."""
 
     ca: Path | None = None
     cert: Path | None = None

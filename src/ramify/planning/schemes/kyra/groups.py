@@ -1,10 +1,10 @@
 """Multicast groups over cells: Forgy's k-means with expected waste for its distance (Riabov et al. 2002).
 
-Owns the clustering of the cells of a grid by who is interested in them. A group's members are all brokers
-interested in any of its cells; every event of the group goes to all of them. The waste of a group is the
-number of members not interested in an event, expected over its events. A cell's distance from a group is
-what joining it would waste: its own events at members that do not want them, the group's events at members
-that the cell brings.
+Owns the clustering of the cells of a grid by the brokers interested in them. A group's members are all
+brokers interested in any of its cells; every event of the group goes to all of them. The waste of a group
+is the number of members not interested in an event, expected over its events. A cell's distance from a
+group is what joining it would waste: its own events at members that do not want them, the group's events at
+members that the cell brings.
 
 Guarantee: every cell that somebody is interested in is in one group; the division returned wastes least of
 those seen. No bound: k-means stops at a local optimum.

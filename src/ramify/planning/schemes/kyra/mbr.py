@@ -1,7 +1,7 @@
 """Multicast-based routing: MBR, the baseline of Cao and Singh (2004) after Riabov et al. (2002).
 
 Problem    Carry events to the brokers that want them without matching on the way.
-Idea       Cluster the cells of the content space into K groups by who is interested in them (Forgy's
+Idea       Cluster the cells of the content space into K groups by the brokers interested in them (Forgy's
            k-means, see `groups`). A multicast tree per group spans the brokers interested in
            any of its cells; an event goes to all of its group.
 Guarantee  Every event reaches every broker that wants it: a filter that accepts an event touches its cell,

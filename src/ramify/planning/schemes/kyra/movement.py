@@ -107,7 +107,7 @@ def stay(cliques: tuple[Ints, ...], distance: Floats) -> Movement:
 
 
 def axes_of(grid: Grid, attributes: Sequence[str]) -> list[int] | None:
-    """The axes of the attributes; None for all. `InputError` for one that the grid has not."""
+    """The axes of the attributes; None for all. `InputError` for one that is not in the grid."""
     if not attributes:
         return None
     paths = [axis.path for axis in grid.axes]

@@ -435,11 +435,11 @@ class _Store:
 
     def __init__(self) -> None:
         self._known: dict[bytes, int] = {}
-        self._start = _Growing(np.int64, [0])
-        self._node = _Growing(np.int32)
-        self._cost = _Growing(np.float64)
-        self._tree_start = _Growing(np.int64, [0])
-        self._link = _Growing(np.int32)
+        self._start = _ArrayList(np.int64, [0])
+        self._node = _ArrayList(np.int32)
+        self._cost = _ArrayList(np.float64)
+        self._tree_start = _ArrayList(np.int64, [0])
+        self._link = _ArrayList(np.int32)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -503,7 +503,7 @@ class _Store:
         self._link.extend(link)
 
 
-class _Growing:
+class _ArrayList:
     """An array that is added to at its end; `values` is what it holds. Doubles its room."""
 
     def __init__(self, dtype: npt.DTypeLike, values: list[int] | None = None) -> None:

@@ -43,9 +43,9 @@ __all__ = ["MultParams", "plan"]
 class MultParams:
     """`tree` is how trees are made: star, akpw or swap. `most_trees` caps the groups.
 
-    `seconds` is a budget for pricing and swaps: when it runs out, the cheapest configuration so far (or,
-    when all had more groups than allowed, the first that has not) is planned, and `cut_short` is among
-    the plan's settings. It does not cover the merge sequence, the Steiner trees of the destination sets,
+    `seconds` is a budget for pricing and swaps: when it runs out, the cheapest configuration so far is
+    planned (or, if all had too many groups, the first that is allowed), and `cut_short` is among the plan's
+    settings. It does not cover the merge sequence, the Steiner trees of the destination sets,
     one quick tree per group, nor homes for classes that cost nothing.
     """
 

@@ -200,7 +200,7 @@ class Hierarchies:
 
 
 @dataclass(slots=True)
-class _Growing:
+class _HierarchyDraft:
     """A hierarchy while it is built."""
 
     rate: float
@@ -244,7 +244,7 @@ class _Builder:
         self._rate, self._hosts, self._estimate, self._points = rate, hosts, estimate, points
         self._parent = np.full(len(rate), NO_PARENT, dtype=np.int32)
         self._of = np.full(len(rate), NO_PARENT, dtype=np.int32)
-        self._made: list[_Growing] = []
+        self._made: list[_HierarchyDraft] = []
 
     def place(self, p: int, equal: list[int], candidates: list[tuple[int, float]]) -> None:
         """Join the cheapest hierarchy of a candidate parent, or open one; ties join."""
@@ -268,7 +268,7 @@ class _Builder:
             self._parent[p] = NO_PARENT
             self._of[equal] = len(self._made)
             point = int(self._points[p])
-            self._made.append(_Growing(float(self._rate[p]), point, alone, own, list(equal)))
+            self._made.append(_HierarchyDraft(float(self._rate[p]), point, alone, own, list(equal)))
             return
         self._parent[p] = -parents[chosen][1]
         self._of[equal] = chosen

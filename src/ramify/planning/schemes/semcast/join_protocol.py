@@ -69,7 +69,7 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class Climb:
-    """Who can reach this gateway in time?"""
+    """Asks ancestors which of them reaches this gateway in time."""
 
     channel: int
     gateway: int
@@ -126,7 +126,7 @@ class Refuse:
 
 
 Message: TypeAlias = Join | Accept | Climb | Graft | Adopt | Settle | Distance | Leave | Refuse
-Sent: TypeAlias = list[tuple[int, Message]]
+Envelopes: TypeAlias = list[tuple[int, Message]]
 
 
 @dataclass(slots=True)
@@ -161,7 +161,7 @@ class JoiningBroker:
         bound_ms: float | None = None,
         *,
         root_path: bool = True,
-    ) -> Sent:
+    ) -> Envelopes:
         """Become a gateway. The coordinator says the channel's root and its present destinations."""
         self.refused.discard(channel)
         place = self.places.get(channel)
@@ -178,7 +178,7 @@ class JoiningBroker:
         request = Join(channel, way, 1, self._ms[way[0], way[1]], bound_ms, root_path)
         return [(way[1], request)]
 
-    def leave(self, channel: int) -> Sent:
+    def leave(self, channel: int) -> Envelopes:
         """Stop being a gateway."""
         place = self.places.get(channel)
         if place is None or not place.gateway:
@@ -186,7 +186,7 @@ class JoiningBroker:
         place.gateway = False
         return self._prune(channel)
 
-    def receive(self, sender: int, message: Message) -> Sent:
+    def receive(self, sender: int, message: Message) -> Envelopes:
         """React to a message."""
         match message:
             case Join():
@@ -212,7 +212,7 @@ class JoiningBroker:
                 self.refused.add(channel)
                 return []
 
-    def _asked(self, request: Join) -> Sent:
+    def _asked(self, request: Join) -> Envelopes:
         place = self.places.get(request.channel)
         way, at = request.way, request.at
         if place is None:
@@ -224,7 +224,7 @@ class JoiningBroker:
             return [(way[at - 1], Accept(request.channel, way, at - 1, place.from_root_ms))]
         return self._climb(Climb(request.channel, way[0], request.bound_ms, request.root_path))
 
-    def _accepted(self, message: Accept) -> Sent:
+    def _accepted(self, message: Accept) -> Envelopes:
         way, at = message.way, message.at
         ms = message.from_root_ms + self._ms[way[at], way[at + 1]]
         place = self.places[message.channel] = _Place(way[at + 1], ms)
@@ -234,27 +234,27 @@ class JoiningBroker:
         place.children.add(way[at - 1])
         return [(way[at - 1], Accept(message.channel, way, at - 1, ms))]
 
-    def _climb(self, request: Climb) -> Sent:
+    def _climb(self, request: Climb) -> Envelopes:
         place, gateway = self.places[request.channel], request.gateway
         if keeps(place.from_root_ms + float(self._ways.ms[self.index, gateway]), request.bound_ms):
             return self._connect(request.channel, gateway)
         if place.parent >= 0:
             return [(place.parent, request)]
-        refusal: Sent = [(gateway, Refuse(request.channel))]
+        refusal: Envelopes = [(gateway, Refuse(request.channel))]
         return refusal + (self._connect(request.channel, gateway) if request.root_path else [])
 
-    def _connect(self, channel: int, gateway: int) -> Sent:
+    def _connect(self, channel: int, gateway: int) -> Envelopes:
         if gateway == self.index:
             self.places[channel].gateway = True
             return []
         way = tuple(self._ways.fastest(self.index, gateway))
         return [(way[1], Graft(channel, way, 1, self.places[channel].from_root_ms))]
 
-    def _grafted(self, sender: int, message: Graft) -> Sent:
+    def _grafted(self, sender: int, message: Graft) -> Envelopes:
         channel, way, at = message.channel, message.way, message.at
         ms = message.from_root_ms + self._ms[sender, self.index]
         place = self.places.get(channel)
-        sent: Sent = []
+        sent: Envelopes = []
         if place is None:
             place = self.places[channel] = _Place(sender, ms)
             sent.append((sender, Adopt(channel)))
@@ -267,10 +267,10 @@ class JoiningBroker:
         place.gateway = True
         return sent + self._settled(Settle(channel, way, at))
 
-    def _settled(self, message: Settle) -> Sent:
+    def _settled(self, message: Settle) -> Envelopes:
         channel, way, at = message.channel, message.way, message.at
         place = self.places.get(channel)  # it may have left already, when its last child did
-        sent: Sent = [(way[at - 1], Settle(channel, way, at - 1))] if at else []
+        sent: Envelopes = [(way[at - 1], Settle(channel, way, at - 1))] if at else []
         if place is not None and place.left is not None:
             if place.left != place.parent:
                 sent.append((place.left, Leave(channel)))
@@ -278,14 +278,14 @@ class JoiningBroker:
             sent += [(child, Distance(channel, place.from_root_ms)) for child in sorted(place.children)]
         return sent + self._prune(channel)
 
-    def _moved(self, channel: int, sender: int, ms: float) -> Sent:
+    def _moved(self, channel: int, sender: int, ms: float) -> Envelopes:
         place = self.places.get(channel)
         if place is None or place.parent != sender:
             return []  # the sender has yet to hear that this broker left
         place.from_root_ms = ms + self._ms[sender, self.index]
         return [(child, Distance(channel, place.from_root_ms)) for child in sorted(place.children)]
 
-    def _prune(self, channel: int) -> Sent:
+    def _prune(self, channel: int) -> Envelopes:
         place = self.places.get(channel)
         if place is None or place.parent < 0 or place.gateway or place.children:
             return []
@@ -355,7 +355,7 @@ class JoinNetwork:
             if channel in broker.places and broker.places[channel].parent >= 0
         }
 
-    def _deliver(self, sender: int, sent: Sent) -> None:
+    def _deliver(self, sender: int, sent: Envelopes) -> None:
         queue = [(sender, target, message) for target, message in sent]
         while queue:
             at = 0

@@ -9,10 +9,10 @@ Joining    A profile that a hierarchy's filters cover joins it: the hierarchy's 
            hierarchies the one that takes fewest new links is joined. A profile that none covers gets a
            channel of its own.
 Bounds     Where trees are made within latency bounds, a newcomer's bound holds for every channel it joins:
-           its gateway climbs each tree until an ancestor keeps it. No member is moved. A
-           hierarchy that would have to move somebody, or that is late, is passed over for a channel of its
-           own, rooted at its gateway: no way is faster. If that is late too, the newcomer is refused, or
-           connected by the fastest path from the root, as the plan was asked to (`lateness`).
+           its gateway climbs each tree until an ancestor keeps it. No member is moved. A hierarchy that
+           would have to move a member, or that is late, is passed over. The newcomer then gets a channel of
+           its own, rooted at its gateway: no way is faster. If that is late too, the newcomer is refused,
+           or connected by the fastest path from the root, as the plan was asked to (`lateness`).
 Leaving    The class of the last member leaves its channels and terms; gateways without classes leave
            trees, which shrink upward. A channel with nobody left to serve vanishes: it keeps its number,
            admits nothing, and has its root alone for a tree. One that can carry nothing any more, but
@@ -24,8 +24,8 @@ Cost       Joining: a comparison per distinct filter, O(channels served * destin
            per channel served.
 Departures As printed a covered profile joins one channel; noise channels then miss it. A new channel is
            rooted at its own gateway unless told, so that its tree needs no link; the paper picks a root at
-           random, and knows no channel for one who would be late. One who joins a class that is served
-           already cannot move it: for a stricter bound than its place keeps, plan again.
+           random, and has no channel for a newcomer that would be late. A newcomer to a class that is
+           served already cannot move it: for a stricter bound than its place keeps, plan again.
 
 Reference: O. Papaemmanouil, U. Cetintemel, "SemCast", sections 3.2.4 and 4.
 """
@@ -184,7 +184,7 @@ def _late(subscription: Subscription, ms: float) -> LateSubscription | None:
 
 
 def left(plan: Plan, id_: str) -> Membership:
-    """The plan without one subscription. `InputError` for an id that it has not."""
+    """The plan without one subscription. `InputError` for an id that is not in it."""
     _require_semcast(plan)
     classes, k = plan.classes.without_subscription(id_)
     revised = replace(plan, classes=classes)

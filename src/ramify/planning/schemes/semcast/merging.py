@@ -100,7 +100,7 @@ def merge_channels(
     progress: Progress = silent,
 ) -> MergedChannels:
     """Merge while it saves: see the module. Deterministic unless `seconds` ends it."""
-    work = _Merging(hierarchies, statistics, estimate, noise, most_terms)
+    work = _Merger(hierarchies, statistics, estimate, noise, most_terms)
     ends = None if seconds is None else monotonic() + seconds
     count, cut = 0, False
     while True:
@@ -124,13 +124,13 @@ def merges(
     most_terms: int = 5,
 ) -> Iterator[tuple[Draft, ...]]:
     """The channels before the first merge, then after each one: to look on."""
-    work = _Merging(hierarchies, statistics, estimate, noise, most_terms)
+    work = _Merger(hierarchies, statistics, estimate, noise, most_terms)
     yield work.channels()
     while work.step():
         yield work.channels()
 
 
-class _Merging:
+class _Merger:
     """Channels in arrays that grow; for each that may merge, its best partner."""
 
     def __init__(

@@ -17,12 +17,12 @@ Departures Errata are listed in those modules. `rendezvous="best"` (ours) takes,
            made with random points and with such; the better are kept. `trees="steiner"` is the paper's
            SemCast-O; `trees="delay"` bounds latency: a subscription's bound is end to end, so the worst leg
            from another broker that may publish is taken off it. Classes that a rendezvous point is out of
-           the way for leave their hierarchy for a channel rooted at their gateway (ours): who is late then
-           cannot be served sooner, and is named among the settings; with `late="refuse"` there is no plan
-           then (`semcast.lateness` says why). `pruned` filters at every hop of the same trees. A leg is the
-           direct link where there is one, else a cheapest path; the fastest way, link or not, where trees
-           bound latency. `paper_cost` among the settings is the paper's own measure on the training window:
-           events times tree links, legs left out.
+           the way for leave their hierarchy for a channel rooted at their gateway (ours). A class that is
+           late even so cannot be served sooner, and is named among the settings; with `late="refuse"` there
+           is no plan then (`plans.lateness` says why). `pruned` filters at every hop of the same trees. A
+           leg is the direct link where there is one, else a cheapest path; the fastest way, link or not,
+           where trees bound latency. `paper_cost` among the settings is the paper's own measure on the
+           training window: events times tree links, legs left out.
 
 Reference: O. Papaemmanouil, U. Cetintemel, "SemCast: Semantic Multicast for Content-based Data
 Dissemination".
@@ -171,7 +171,7 @@ def plan(
         found.append((total, made, left_out, merged, roots))
     _, made, left_out, merged, roots = min(found, key=lambda each: each[0])
     progress(0.7, "growing trees")
-    laid = _Laid(merged.channels, roots, _classes_of(made, profiles))
+    laid = _ChannelDrafts(merged.channels, roots, _classes_of(made, profiles))
     ways = None if params.trees == "steiner" else TreeWays.of(problem.overlay, problem.steiner)
     by: Weight | None = None
     if params.trees == "delay":
@@ -234,7 +234,7 @@ def _classes_of(made: Hierarchies, profiles: Profiles) -> list[tuple[int, ...]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Laid:
+class _ChannelDrafts:
     """Channels with their rendezvous points, and the classes of each hierarchy that they name."""
 
     drafts: Sequence[Draft]
@@ -245,7 +245,9 @@ class _Laid:
         return [k for h in draft.serves for k in self.classes[h]]
 
 
-def _channels(problem: Problem, params: SemcastParams, laid: _Laid, trees: Sequence[Ints]) -> list[Channel]:
+def _channels(
+    problem: Problem, params: SemcastParams, laid: _ChannelDrafts, trees: Sequence[Ints]
+) -> list[Channel]:
     n = len(problem.overlay)
     allowed = None if len(problem.publishers) == n else frozenset(problem.publishers.tolist())
     entries: dict[int, Entry] = {}
@@ -331,7 +333,7 @@ class _Points:
 def _trees(
     problem: Problem,
     params: SemcastParams,
-    laid: _Laid,
+    laid: _ChannelDrafts,
     estimate: EdgeEstimate,
     legs: Legs,
     ways: TreeWays | None,
@@ -377,12 +379,12 @@ def _join_within(
 
 def _in_time(
     problem: Problem,
-    laid: _Laid,
+    laid: _ChannelDrafts,
     profiles: Profiles,
     seen: Statistics,
     estimate: EdgeEstimate,
     ways: TreeWays,
-) -> _Laid:
+) -> _ChannelDrafts:
     """The same, but for classes that would be late by their root and are served sooner at their gateway.
 
     Those of a gateway become one more hierarchy, with a channel rooted there, and leave their own: in every
@@ -418,7 +420,7 @@ def _in_time(
         reach = estimate.reach([gateway])
         drafts.append(_drafted(hierarchy(h), (h,), gateway, reach, wanted, seen, estimate))
         roots.append(gateway)
-    return _Laid(drafts, np.array(roots, dtype=np.int32), classes)
+    return _ChannelDrafts(drafts, np.array(roots, dtype=np.int32), classes)
 
 
 def _drafted(
