@@ -11,6 +11,7 @@ import msgspec
 from rich.text import Text
 
 from ramify.cli.console import out, say
+from ramify.overlay.control.records import RulesRecord
 from ramify.overlay.live.host.overview import BrokerView, Overview
 
 __all__ = ["rule_lines", "show", "table"]
@@ -74,17 +75,14 @@ def _remarks(broker: BrokerView) -> list[str]:
 
 def rule_lines(record: dict[str, object] | None) -> list[str]:
     """A record of rules for people, a line for all of them and one for the weights."""
-    from ramify.overlay.control.rules import OverlayRules
-
     if record is None:
         return ["rules: none"]
-    known = OverlayRules.read(msgspec.json.encode(record))
-    lines = [f"rules, revision {known.revision}: {'; '.join(known.rules.names) or 'none'}"]
-    weights = known.weights
-    if weights.per_filter or weights.per_million_matchings:
+    known = msgspec.convert(record, RulesRecord)
+    lines = [f"rules, revision {known.revision}: {'; '.join(known.names) or 'none'}"]
+    if known.per_filter or known.per_million_matchings:
         lines.append(
-            f"weights: {weights.per_filter:g} a month for a stored filter, "
-            f"{weights.per_million_matchings:g} for a million matchings"
+            f"weights: {known.per_filter:g} a month for a stored filter, "
+            f"{known.per_million_matchings:g} for a million matchings"
         )
     return lines
 

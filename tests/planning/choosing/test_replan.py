@@ -9,7 +9,7 @@ from ramify.content.filters.space import Axis, Grid
 from ramify.content.filters.subscriptions import Subscription
 from ramify.network.graphs.overlay import Link, Overlay
 from ramify.overlay.control import registry
-from ramify.overlay.control.records import ClientRecord, ClientSubscription, FilterText
+from ramify.overlay.control.records import ClientRecord, ClientSubscription, FilterText, RulesRecord
 from ramify.overlay.control.registry import Book
 from ramify.planning.choosing.judgement import faults, likely_events
 from ramify.planning.choosing.replan import ReplanJob, ReplanResult, make_plans
@@ -193,7 +193,7 @@ def test_rules_survive_their_document() -> None:
     )
     assert Rules.read(rules.document()) == rules
     assert Rules.read({}) == Rules()
-    assert rules.names == ("capacity: a", "quota: a - b", "residency: gdpr")
+    assert RulesRecord(1, rules.document()).names == ("capacity: a", "quota: a - b", "residency: gdpr")
     assert rules
     assert not Rules()
 

@@ -275,6 +275,15 @@ class RulesRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     wish: str = ""
     at: float = 0.0
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Each rule by the name that a decision against a plan calls it by."""
+        return (
+            *(f"capacity: {broker}" for broker in self.rules.get("capacity_bytes_per_s", ())),
+            *(f"quota: {one['a']} - {one['b']}" for one in self.rules.get("quota_bytes_per_month", ())),
+            *(f"residency: {one['name']}" for one in self.rules.get("residency", ())),
+        )
+
 
 class LinkCount(msgspec.Struct, frozen=True, array_like=True):
     """What a broker has sent over a link since it started: events, bytes of events, bytes on the wire."""

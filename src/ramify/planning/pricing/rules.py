@@ -125,15 +125,6 @@ class Rules:
         """Whether anything is asked."""
         return bool(self.capacity or self.quotas or self.residency)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Each rule by the name that `broken` calls it by."""
-        return (
-            *(f"capacity: {broker}" for broker in self.capacity),
-            *(f"quota: {a} - {b}" for a, b in self.quotas),
-            *(f"residency: {rule.name}" for rule in self.residency),
-        )
-
     def document(self) -> dict[str, Any]:
         """The rules in the form of their file; `Rules.read` gives them back."""
         places = [
