@@ -17,6 +17,7 @@ from typing import TypeVar
 import pytest
 from typer.testing import CliRunner
 
+from imports import command, loaded
 from lane_server import LaneServer
 from ramify.cli import app
 from ramify.cli.messages import _lines, as_published
@@ -120,6 +121,12 @@ def test_pub_publishes_lines_and_names_the_bad_ones(behind: Behind, tmp_path: Pa
     stored = behind.run(behind.at.published())
     assert [subject for subject, _, _ in stored] == ["ramify.publish.alice", "ramify.publish.bob"]
     assert [decode_events(data).column("id").to_pylist() for _, data, _ in stored] == [["1", "2"]] * 2
+
+
+def test_pub_loads_nothing_heavy_to_publish(behind: Behind, tmp_path: Path) -> None:
+    words = ("pub", "--dir", str(tmp_path), "--client", "alice")
+    assert loaded(command(*words), given='{"id": "1", "x": 1}\n') == []
+    assert len(behind.run(behind.at.published())) == 1
 
 
 def test_pub_of_the_same_again_says_that_it_was_accepted_before(behind: Behind, tmp_path: Path) -> None:

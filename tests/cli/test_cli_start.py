@@ -1,7 +1,6 @@
 """What commands and clients load: no more than their work needs, and a table that tells the truth."""
 
 import inspect
-import json
 import subprocess
 import sys
 from importlib import import_module
@@ -10,30 +9,18 @@ import pytest
 from typer.main import get_group
 from typer.testing import CliRunner
 
+from imports import HEAVY, command, loaded
 from ramify.cli import app
 from ramify.cli.app import COMMANDS
 from ramify.errors import MissingExtraError
-
-HEAVY = ("numba", "scipy", "pandas", "pyspark")
-LOADED = "import sys, json; print(json.dumps([n for n in {names!r} if n in sys.modules]), file=sys.stderr)"
-
-
-def loaded(code: str, names: tuple[str, ...]) -> list[str]:
-    program = f"import atexit\natexit.register(lambda: exec({LOADED.format(names=names)!r}, {{}}))\n{code}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    found: list[str] = json.loads(done.stderr.strip().splitlines()[-1])
-    return found
-
-
-def command(*words: str) -> str:
-    return f"import sys; sys.argv[1:] = {list(words)!r}; from ramify.cli import main; main()"
-
 
 LIGHT = {
     "version": ("--version",),
     "help": ("--help",),
     "filter": ("filter", "price > 3"),
+    "filter on an event": ("filter", "price > 3", "--event", '{"price": 4}'),
     "pattern": ("filter", '{"a": [1]}', "--spelling", "pattern"),
+    # of a running overlay: `test_cli_messaging` and `test_live_machine`
     "status": ("status", "--dir", "/nowhere"),
     "rules": ("rules", "--dir", "/nowhere"),
     "pub": ("pub", "--help"),

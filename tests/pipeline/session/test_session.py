@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from clusters import run_python
 from ramify.errors import FilterError, InputError, SparkError
 from ramify.pipeline.session import java as java_module
-from ramify.pipeline.session import jvm, session
+from ramify.pipeline.session import launch, session
 from ramify.pipeline.session.java import find_java, parse_version
 from ramify.pipeline.session.session import doing, is_connect, job_failed, spark_session, task_slots
 
@@ -214,7 +214,7 @@ def test_a_port_that_does_not_speak_connect_is_given_up(monkeypatch: pytest.Monk
 def test_scratch_of_dead_processes_is_removed_and_nothing_else(tmp_path: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
-    with session._scratch(tmp_path) as own:
+    with launch.scratch_directory(tmp_path) as own:
         prefix = own.name.partition(str(os.getpid()))[0]
         names = [
             f"{prefix}{ended.pid}-x",
@@ -225,7 +225,7 @@ def test_scratch_of_dead_processes_is_removed_and_nothing_else(tmp_path: Path) -
         for name in names:
             (tmp_path / name).mkdir()
             (tmp_path / name / "file").touch()
-        with session._scratch(tmp_path):
+        with launch.scratch_directory(tmp_path):
             assert own.exists()
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted(names[1:])
 
@@ -298,7 +298,7 @@ values = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"])).map(st
 def test_java_reads_back_the_settings_that_we_write(spark: SparkSession, given: dict[str, str]) -> None:
     machine = spark.sparkContext._jvm
     properties = machine.java.util.Properties()  # type: ignore[union-attr]
-    properties.load(machine.java.io.StringReader(jvm._properties(given)))  # type: ignore[union-attr]
+    properties.load(machine.java.io.StringReader(launch._properties(given)))  # type: ignore[union-attr]
     assert {name: properties.getProperty(name) for name in properties.stringPropertyNames()} == given
 
 
@@ -417,7 +417,7 @@ def test_a_lost_connection_is_said_to_be_lost() -> None:
 def test_paths_with_odd_characters_reach_the_launcher_whole(tmp_path: Path) -> None:
     own = tmp_path / "it's a place"
     own.mkdir()
-    variables = jvm._variables("local[1]", Path("/java"), {"a": "b"}, own)
+    variables = launch.launch_variables("local[1]", Path("/java"), {"a": "b"}, own)
     words = shlex.split(str(variables["PYSPARK_SUBMIT_ARGS"]))
     assert str(own / "spark.properties") in words
     assert (own / "spark.properties").stat().st_mode & 0o077 == 0

@@ -17,10 +17,8 @@ tasks print, in that file. Importing this module starts nothing.
 import os
 import platform
 import re
-import shutil
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -39,7 +37,8 @@ from pyspark.sql import SparkSession
 from ramify.errors import InputError, SparkError
 from ramify.pipeline.session.engine import is_connect, task_slots
 from ramify.pipeline.session.failures import doing, job_failed, root_cause
-from ramify.pipeline.session.jvm import SQL, classic, environment, quiet
+from ramify.pipeline.session.jvm import classic, environment, quiet
+from ramify.pipeline.session.launch import SQL, brief_settings, scratch_directory
 
 __all__ = ["doing", "is_connect", "job_failed", "require_workers", "spark_session", "task_slots"]
 
@@ -51,7 +50,6 @@ _FORMS = (
     r"yarn",
     r"k8s://\S+",
 )
-_PREFIX = "ramify-spark"
 _REACH_S = 10.0
 _HANDSHAKE_S = 20.0
 
@@ -96,8 +94,8 @@ def spark_session(
     else:
         if url.startswith("spark://"):
             _require_port(url.removeprefix("spark://").split(","), f"the Spark master {url}")
-        settings = _brief(conf or {}) if brief and url.startswith("local") else conf or {}
-        with quiet(), _scratch(scratch) as own, classic(url, memory, settings, own) as spark:
+        settings = brief_settings(conf or {}) if brief and url.startswith("local") else conf or {}
+        with quiet(), scratch_directory(scratch) as own, classic(url, memory, settings, own) as spark:
             if not url.startswith("local"):
                 require_workers(spark)
             yield spark
@@ -131,11 +129,6 @@ def require_workers(spark: SparkSession, timeout_s: float = 180.0) -> None:
     faults = sorted({fault for answer in answers if (fault := _fault(answer))})
     if faults:
         raise SparkError("the executors cannot run Ramify's tasks:\n" + "\n".join(f"  {f}" for f in faults))
-
-
-def _brief(conf: Mapping[str, str]) -> dict[str, str]:
-    options = "spark.driver.extraJavaOptions"
-    return {**conf, options: f"-XX:TieredStopAtLevel=1 {conf.get(options, '')}".strip()}
 
 
 # ---- what executors have ----
@@ -363,29 +356,3 @@ def _require_port(endpoints: Sequence[str], what: str) -> None:
     raise SparkError(
         f"{what} cannot be reached ({'; '.join(reasons)}): is it running, and is the port right?"
     )
-
-
-@contextmanager
-def _scratch(parent: Path | None) -> Iterator[Path]:
-    """One directory for all that Spark writes here, removed at the end; first, those of dead processes."""
-    root = Path(parent or tempfile.gettempdir())
-    root.mkdir(parents=True, exist_ok=True)
-    prefix = f"{_PREFIX}-{re.sub(r'[^a-zA-Z0-9.]', '_', socket.gethostname())}-"
-    for left in root.glob(f"{prefix}*-*"):
-        _remove_if_dead(left, left.name.removeprefix(prefix).partition("-")[0])
-    own = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=root))
-    try:
-        yield own
-    finally:
-        shutil.rmtree(own, ignore_errors=True)
-
-
-def _remove_if_dead(left: Path, pid: str) -> None:
-    """Remove a scratch directory of ours whose process is gone."""
-    with suppress(OSError):
-        if left.is_symlink() or not pid.isdecimal() or left.stat().st_uid != os.getuid():
-            return
-        try:
-            os.kill(int(pid), 0)
-        except (ProcessLookupError, OverflowError):
-            shutil.rmtree(left, ignore_errors=True)

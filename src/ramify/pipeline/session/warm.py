@@ -187,7 +187,7 @@ def _launch(scratch: Path, slots: int, memory: str | None) -> WarmSpark:
     """Start the server's JVM and wait until it listens."""
     import pyspark
 
-    from ramify.pipeline.session.jvm import server_settings
+    from ramify.pipeline.session.launch import server_settings
 
     port, token = _free_port(), secrets.token_urlsafe(24)
     environment, properties = server_settings(slots, memory, scratch, port, token)
@@ -254,7 +254,7 @@ def _began(pid: int) -> int | None:
 
 
 def _said(log: Path) -> str:
-    from ramify.pipeline.session.jvm import tail
+    from ramify.pipeline.session.launch import tail
 
     return tail(log)
 

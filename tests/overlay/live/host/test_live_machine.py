@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from imports import command, loaded
 from machines import (
     Collected,
     is_running,
@@ -181,8 +182,8 @@ def _is_refused(directory: Path, holder: int) -> None:
 
 def _shown(directory: Path, *words: str) -> dict[str, Any]:
     """What a command prints as JSON."""
-    command = [sys.executable, "-m", "ramify.cli", words[0], "--dir", str(directory), "--json", *words[1:]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    called = [sys.executable, "-m", "ramify.cli", words[0], "--dir", str(directory), "--json", *words[1:]]
+    done = subprocess.run(called, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
@@ -193,6 +194,7 @@ def test_rules_of_up_are_records_that_outlive_the_run(tmp_path: Path) -> None:
     file.write_text(json.dumps({"residency": [rule]}))
     asked = ("--rules", str(file), "--per-matching", "2.5", "--coordinators", "2")
     with ramify_up(data, *asked) as process:
+        assert loaded(command("status", "--dir", str(data))) == []
         shown = _shown(data, "status")["rules"]
         assert shown["rules"] == {"residency": [rule]}
         assert (shown["revision"], shown["per_million_matchings"]) == (1, 2.5)
