@@ -18,6 +18,7 @@ __all__ = [
     "GrowRoom",
     "SearchMemory",
     "TreeLinks",
+    "arc_between",
     "ascend_sets",
     "better_trees",
     "dreyfus_wagner",
@@ -475,7 +476,7 @@ def _next_best(node: Ints, gain: Floats, k: Int, found: Int) -> int:
 
 
 @inlined
-def _arc(start: Ints, neighbor: Ints, i: Int, j: Int) -> int:
+def arc_between(start: Ints, neighbor: Ints, i: Int, j: Int) -> int:
     """The arc from i to j, which must exist: rows ascend by neighbor. O(log degree)."""
     low, high = start[i], start[i + 1] - 1
     while low < high:
@@ -496,7 +497,7 @@ def tree_cost(
         return float(size - 1)
     cost = 0.0
     for j in range(1, size):
-        cost += weight[_arc(start, neighbor, tree_parent[j], tree_node[j])]
+        cost += weight[arc_between(start, neighbor, tree_parent[j], tree_node[j])]
     return cost
 
 
@@ -585,7 +586,7 @@ def emit_trees(
                 child[at] = tree_node[j]
                 at += 1
         for k in range(tree_start[s], at):
-            link[k] = arc_link[_arc(start, neighbor, parent[k], child[k])]
+            link[k] = arc_link[arc_between(start, neighbor, parent[k], child[k])]
 
 
 @compiled
@@ -616,7 +617,7 @@ def grow_trees(
         size = grow_tree(dist, pred, terminals, len(terminals), 0, s + 1, room)
         total = 0.0
         for j in range(1, size):
-            arc = _arc(start, neighbor, tree_parent[j], tree_node[j])
+            arc = arc_between(start, neighbor, tree_parent[j], tree_node[j])
             parent[at] = tree_parent[j]
             child[at] = tree_node[j]
             link[at] = arc_link[arc]
@@ -658,7 +659,7 @@ def better_trees(
                 at = tree_start[s] + j - 1
                 parent[at] = tree_parent[j]
                 child[at] = tree_node[j]
-                link[at] = arc_link[_arc(start, neighbor, tree_parent[j], tree_node[j])]
+                link[at] = arc_link[arc_between(start, neighbor, tree_parent[j], tree_node[j])]
 
 
 @compiled

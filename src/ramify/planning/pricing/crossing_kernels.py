@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.compiled import Int, compiled
-from ramify.network.trees.steiner_kernels import grow_better_tree
+from ramify.network.trees.steiner_kernels import arc_between, grow_better_tree
 from ramify.planning.plans.layout import LayoutTables
 from ramify.planning.pricing.ride_kernels import (
     COPIES,
@@ -199,19 +199,6 @@ def _destinations(
 
 
 @compiled
-def _arc(start: Ints, neighbor: Ints, arc: Ints, u: Int, v: Int) -> int:
-    """The number of the arc from u to v, which must exist. O(log degree)."""
-    low, high = start[u], start[u + 1] - 1
-    while low < high:
-        middle = (low + high) >> 1
-        if neighbor[middle] < v:
-            low = middle + 1
-        else:
-            high = middle
-    return int(arc[low])
-
-
-@compiled
 def walk_header_rides(
     taken: RideColumns,
     demand: DemandColumns,
@@ -272,7 +259,7 @@ def walk_header_rides(
         base = FIXED_BYTES + varint(origin) + varint(channel)
         for j in range(1, nodes):
             u, v = tree_parent[j], tree_node[j]
-            hop = _arc(adjacent_start, adjacent, adjacent_arc, u, v)
+            hop = adjacent_arc[arc_between(adjacent_start, adjacent, u, v)]
             ms[v] = ms[u] + hop_ms[hop]
             hops[v] = hops[u] + 1
             cross_pattern[total] = i
@@ -379,7 +366,7 @@ def walk_list_rides(
             while begin < kept:
                 following = toward[destinations[begin], here]
                 cut = _bring_forward(destinations, begin, kept, here, toward, spare)
-                hop = _arc(adjacent_start, adjacent, adjacent_arc, here, following)
+                hop = adjacent_arc[arc_between(adjacent_start, adjacent, here, following)]
                 cross_pattern[total] = i
                 cross_hop[total] = hop
                 cross_header[total] = base + _list_bytes(destinations, begin, cut)
@@ -463,7 +450,7 @@ def walk_copy_rides(
                 v = origin
                 while v != target:
                     following = toward[target, v]
-                    cross_hop[total] = _arc(adjacent_start, adjacent, adjacent_arc, v, following)
+                    cross_hop[total] = adjacent_arc[arc_between(adjacent_start, adjacent, v, following)]
                     total += 1
                     v = following
             ms[target] = 0.0

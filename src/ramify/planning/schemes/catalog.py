@@ -39,6 +39,12 @@ __all__ = [
     "scheme_origin",
 ]
 
+
+def _semcast(summary: str, *, slow: bool = False, **preset: Any) -> Scheme:
+    form = semcast.SemcastParams, semcast.plan
+    return Scheme(summary, *form, preset, slow=slow, overlap=True, hooks=SEMCAST)
+
+
 SCHEMES: dict[str, Scheme] = {
     "unicast": Scheme("a copy per destination broker, never merged", baselines.NoParams, baselines.unicast),
     "broadcast": Scheme("everything floods a spanning tree", baselines.NoParams, baselines.broadcast),
@@ -147,62 +153,13 @@ SCHEMES: dict[str, Scheme] = {
         "everything is copied to every site that has subscribers", today.MirrorParams, today.mirror_all
     ),
     "hub": Scheme("everything goes through one site", today.HubParams, today.hub),
-    "semcast": Scheme(
-        "channels by content, flooded from rendezvous points (SemCast)",
-        semcast.SemcastParams,
-        semcast.plan,
-        overlap=True,
-        hooks=SEMCAST,
-    ),
-    "semcast-merge": Scheme(
-        "the same with overlapping channels made one",
-        semcast.SemcastParams,
-        semcast.plan,
-        {"noise": "never"},
-        overlap=True,
-        hooks=SEMCAST,
-    ),
-    "semcast-noisemerge": Scheme(
-        "the same with noise channels merged too",
-        semcast.SemcastParams,
-        semcast.plan,
-        {"noise": "merge"},
-        slow=True,
-        overlap=True,
-        hooks=SEMCAST,
-    ),
-    "semcast-o": Scheme(
-        "the same on centralised Steiner trees",
-        semcast.SemcastParams,
-        semcast.plan,
-        {"trees": "steiner"},
-        overlap=True,
-        hooks=SEMCAST,
-    ),
-    "semcast-filter": Scheme(
-        "the same with filters at every hop",
-        semcast.SemcastParams,
-        semcast.plan,
-        {"pruned": True},
-        overlap=True,
-        hooks=SEMCAST,
-    ),
-    "semcast-delay": Scheme(
-        "the same within latency bounds",
-        semcast.SemcastParams,
-        semcast.plan,
-        {"trees": "delay"},
-        overlap=True,
-        hooks=SEMCAST,
-    ),
-    "semcast-best": Scheme(
-        "the same from the best rendezvous points",
-        semcast.SemcastParams,
-        semcast.plan,
-        {"rendezvous": "best"},
-        overlap=True,
-        hooks=SEMCAST,
-    ),
+    "semcast": _semcast("channels by content, flooded from rendezvous points (SemCast)"),
+    "semcast-merge": _semcast("the same with overlapping channels made one", noise="never"),
+    "semcast-noisemerge": _semcast("the same with noise channels merged too", slow=True, noise="merge"),
+    "semcast-o": _semcast("the same on centralised Steiner trees", trees="steiner"),
+    "semcast-filter": _semcast("the same with filters at every hop", pruned=True),
+    "semcast-delay": _semcast("the same within latency bounds", trees="delay"),
+    "semcast-best": _semcast("the same from the best rendezvous points", rendezvous="best"),
 }
 """Those that are built in; `auto` tries them in this order. `register_scheme` adds others."""
 

@@ -32,6 +32,7 @@ from ramify.overlay.control.counters import Counters
 from ramify.overlay.control.intake import Limits, RejectedMessage
 from ramify.overlay.control.names import DELIVER, IN, LINK, OUT, name_of, token
 from ramify.overlay.control.output import MOST_MESSAGES, Output
+from ramify.overlay.control.records import LinkCount, Status
 from ramify.overlay.control.steps import Stepper, StepResult
 from ramify.overlay.live.broker.inputs import CLIENTS, ROWS_POSITION, Input, Inputs, StepInput, reached
 from ramify.overlay.live.broker.log import (
@@ -210,6 +211,32 @@ class Broker:
         source = self._inputs[CLIENTS]
         # by what the stream had when it was last looked at: also of messages that do not come
         return max(source.lag, self.keeper.published_last - source.inlet.committed), links
+
+    def status(self, session: str, started_s: float) -> Status:
+        """What every broker says of itself; what its governor knows is added to it."""
+        c = self.counters
+        published, links = self.lags()
+        return Status(
+            broker=self.config.name,
+            session=session,
+            at=time.time(),
+            started=started_s,
+            events=c.events,
+            published=c.published,
+            published_bytes=c.published_bytes,
+            frames=c.frames,
+            matchings=c.matchings,
+            deliveries=c.deliveries,
+            rejects=c.rejects,
+            redeliveries=c.redeliveries,
+            strays=c.strays,
+            recoveries=c.recoveries,
+            links={n: LinkCount(c.messages[n], c.payload_bytes[n], c.wire_bytes[n]) for n in c.messages},
+            entered=dict(c.entered),
+            lag_published=published,
+            lag_links=links,
+            trouble=self.trouble,
+        )
 
     async def post(self, output: Output, then: Callable[[], None] = lambda: None) -> None:
         """Write one message of the broker's own to a lane, and do `then` before any step that follows.

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import nats.errors
 from nats.aio.client import Client as Nats
 
@@ -157,40 +158,21 @@ class ControlledBroker:
 
     def status(self) -> Status:
         """Counters for people and for the measured cost."""
-        c = self.broker.counters
-        published, links = self.broker.lags()
         sent = {
             e: {n: LinkCount(x.messages, x.payload_bytes, x.wire_bytes) for n, x in to.items()}
-            for e, to in c.sent.items()
+            for e, to in self.broker.counters.sent.items()
         }
-        sums = {n: LinkCount(c.messages[n], c.payload_bytes[n], c.wire_bytes[n]) for n in c.messages}
-        return Status(
-            broker=self.name,
-            session=self.run_id,
-            at=time.time(),
-            started=self.started_s,
+        counted = self.broker.status(self.run_id, self.started_s)
+        return msgspec.structs.replace(
+            counted,
             epoch=max(self.node.epoch, 0),
             revision=self._held.get(self.node.epoch, 0),
             routing=self.may_route() and self.node.epoch in self._held,
-            events=c.events,
-            published=c.published,
-            published_bytes=c.published_bytes,
-            frames=c.frames,
-            matchings=c.matchings,
-            deliveries=c.deliveries,
-            rejects=c.rejects,
-            redeliveries=c.redeliveries,
-            strays=c.strays,
-            recoveries=c.recoveries,
             sampled=self.sampler.taken,
-            links=sums,
-            entered=dict(c.entered),
             sent=sent,
-            lag_published=published,
-            lag_links=links,
             lag_clients=self.guard.lags(),
             suspended=dict(self.guard.suspended),
-            trouble=self.trouble or self.broker.trouble,
+            trouble=self.trouble or counted.trouble,
             url=self.url,
         )
 

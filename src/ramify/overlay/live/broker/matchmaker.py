@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import nats.errors
 from nats.aio.msg import Msg
 
@@ -31,7 +32,6 @@ from ramify.overlay.control.records import (
     Answer,
     ClientRecord,
     ForwardedRequest,
-    LinkCount,
     Refusal,
     Status,
     encode,
@@ -91,33 +91,15 @@ class Matchmaker:
 
     def status(self) -> Status:
         """Counters for people."""
-        c = self.broker.counters
-        published, links = self.broker.lags()
+        counted = self.broker.status(self.run_id, self.started_s)
         state = self.node.match.state
-        return Status(
-            broker=self.name,
-            session=self.run_id,
-            at=time.time(),
-            started=self.started_s,
+        return msgspec.structs.replace(
+            counted,
             revision=state.number,
             routing=self._open,
-            events=c.events,
-            published=c.published,
-            published_bytes=c.published_bytes,
-            frames=c.frames,
-            matchings=c.matchings,
-            deliveries=c.deliveries,
-            rejects=c.rejects,
-            redeliveries=c.redeliveries,
-            strays=c.strays,
-            recoveries=c.recoveries,
-            links={n: LinkCount(c.messages[n], c.payload_bytes[n], c.wire_bytes[n]) for n in c.messages},
-            entered=dict(c.entered),
-            lag_published=published,
-            lag_links=links,
             lag_clients=self.guard.lags(),
             suspended=dict(self.guard.suspended),
-            trouble=self.node.trouble or self.broker.trouble,
+            trouble=self.node.trouble or counted.trouble,
             clients=len(self.node.clients),
             descriptors=state.stored,
             channels=sum(map(len, state.channels.values())),
