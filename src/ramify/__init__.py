@@ -20,6 +20,7 @@ _HOME = {
     "simulate": "ramify.studies.plans",
     "explain": "ramify.studies.journeys",
     "diff": "ramify.studies.plans",
+    "matches": "ramify.studies.verdicts",
     "write_tables": "ramify.studies.tables",
     "generate": "ramify.studies.tables",
     "schemes": "ramify.studies.schemes",

@@ -47,5 +47,6 @@ from ramify.studies.study import study as study
 from ramify.studies.tables import LogTables as LogTables
 from ramify.studies.tables import generate as generate
 from ramify.studies.tables import write_tables as write_tables
+from ramify.studies.verdicts import matches as matches
 
 __version__: str

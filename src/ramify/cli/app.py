@@ -54,6 +54,10 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "filter": CommandEntry(
         "filters", "Check a filter; with an event, explain predicate by predicate why it matches or not."
     ),
+    "test-filter": CommandEntry(
+        "filters",
+        "Say which events a filter accepts, or whether a file of cases has the verdicts that it expects.",
+    ),
     "overlay": CommandEntry("content", "Read or generate an overlay and show its figures."),
     "workload": CommandEntry(
         "content", "Generate a built-in workload and show its realised averages beside the paper's."

@@ -1,0 +1,165 @@
+"""Does this filter accept this event? One question, or a file of them.
+
+Owns what a filter may be given as (`as_filter`), the answer for one event (`matches`), and cases that say
+what the answer should be (`read_cases`, `judge`): Amazon's TestEventPattern, for every spelling.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ramify.content.events.flatten import FieldMapping
+from ramify.content.filters.expressions import Explanation
+from ramify.content.filters.expressions import explain as explain_filter
+from ramify.content.filters.filters import Filter
+from ramify.content.filters.subscriptions import Subscription
+from ramify.errors import FilterError, InputError
+from ramify.studies.fields import AnyEvent, as_event
+
+__all__ = ["SPELLINGS", "AnyFilter", "Case", "Verdict", "as_filter", "judge", "matches", "read_cases"]
+
+AnyFilter: TypeAlias = Filter | Subscription | str | Mapping[str, Any] | Sequence[Any]
+"""A filter, a subscription, SQL (text), an EventBridge pattern (a mapping) or keywords (a list)."""
+
+SPELLINGS = ("sql", "pattern", "keywords")
+_WHOLE = FieldMapping(id=None)
+_CASE_FIELDS = frozenset({"name", "event", "expect", *SPELLINGS})
+
+
+def matches(filter: AnyFilter, event: AnyEvent) -> bool:  # the word of this trade
+    """Whether a filter accepts an event. Nothing is compiled: for many events use a `Matcher`.
+
+    The filter is SQL as text, an EventBridge pattern as a mapping, keywords as a list, or a `Filter`. The
+    event is a mapping, JSON text, or an `Event`. Raises `FilterError` or `InputError` for what cannot be
+    read.
+
+    >>> import ramify
+    >>> order = {"type": "order.created", "price": 120, "tags": ["sale", "books"]}
+    >>> ramify.matches("price >= 100 AND type LIKE 'order.%'", order)
+    True
+    >>> ramify.matches({"price": [{"numeric": ["<", 100]}]}, order)
+    False
+    >>> ramify.matches(["books", "music"], {"keywords": ["books"]})
+    True
+    """
+    return as_filter(filter).holds(as_event(event, _WHOLE).values)
+
+
+def as_filter(given: AnyFilter, spelling: str | None = None) -> Filter:
+    """The filter that was given: by its Python type, or by its spelling where it is text."""
+    if isinstance(given, Filter):
+        return given
+    if isinstance(given, Subscription):
+        return given.parse()
+    if isinstance(given, str) and spelling in (None, "sql"):
+        from ramify.content.filters.sql import parse_sql
+
+        return parse_sql(given)
+    if spelling == "pattern" or isinstance(given, Mapping):
+        from ramify.content.filters.pattern import parse_pattern
+
+        return parse_pattern(given)  # type: ignore[arg-type]  # it says itself what it takes
+    if spelling not in (None, *SPELLINGS):
+        raise InputError(f"unknown spelling {spelling!r}: it is one of {', '.join(SPELLINGS)}")
+    from ramify.content.filters.keywords import parse_keywords
+
+    return parse_keywords(_listed(given) if isinstance(given, str) else given)
+
+
+def _listed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise FilterError(f"keywords are not JSON ({error.msg})", text=text, position=error.pos) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A filter in one spelling, an event, and what the answer should be; `expect` is None for any answer.
+
+    `expect` may be "refused": the filter must not be accepted.
+    """
+
+    name: str
+    spelling: str
+    filter: Any
+    event: Any
+    expect: bool | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a case: `matched` is None where the filter or the event was refused, with `error`."""
+
+    case: Case
+    matched: bool | None
+    explanation: Explanation | None = None
+    error: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the answer is as expected. A case that expects nothing passes unless it is refused."""
+        if self.case.expect == "refused":
+            return self.error is not None
+        return self.error is None and self.case.expect in (None, self.matched)
+
+
+def judge(case: Case) -> Verdict:
+    """The verdict on one case. Never raises for what a case holds."""
+    try:
+        parsed = as_filter(case.filter, case.spelling)
+        found = explain_filter(as_event(case.event, _WHOLE), parsed)
+    except InputError as error:
+        return Verdict(case, None, error=str(error))
+    return Verdict(case, found.matched, found)
+
+
+def read_cases(path: str | Path) -> Iterator[Case]:
+    """The cases of a JSON-lines file, or of a JSON array.
+
+    A case is {"name": ..., "sql" | "pattern" | "keywords": ..., "event": {...}, "expect": true}. Name and
+    expectation may be missing. Raises `InputError` with the number of the case for one that is not so.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"the cases cannot be read ({error.strerror or error})", path=str(path)) from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"the cases are not UTF-8 (byte {error.start})", path=str(path)) from None
+    for number, row in enumerate(_rows(text, str(path)), 1):
+        try:
+            yield _case(row, number)
+        except InputError as error:
+            raise InputError(f"case {number}: {error.reason}", path=str(path)) from None
+
+
+def _rows(text: str, path: str) -> Iterator[Any]:
+    lines = [text] if text.lstrip().startswith("[") else text.splitlines()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"line {number} is not JSON ({error})", path=path) from None
+        if isinstance(found, list):
+            yield from found
+        else:
+            yield found
+
+
+def _case(row: Any, number: int) -> Case:
+    if not isinstance(row, dict):
+        raise InputError("a case is a JSON object")
+    unknown = sorted(row.keys() - _CASE_FIELDS)
+    if unknown:
+        raise InputError(f"unknown field {unknown[0]!r}: the fields are {', '.join(sorted(_CASE_FIELDS))}")
+    given = [name for name in SPELLINGS if name in row]
+    if len(given) != 1 or "event" not in row:
+        raise InputError("a case has an event, and a filter in one of sql, pattern, keywords")
+    expect = row.get("expect")
+    if expect not in (None, True, False, "refused"):
+        raise InputError(f'expect is true, false or "refused", not {expect!r}')
+    return Case(str(row.get("name", f"case {number}")), given[0], row[given[0]], row["event"], expect)

@@ -1,0 +1,93 @@
+"""`test-filter` as a user types it, and `ramify.matches`."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import ramify
+from ramify.cli import app
+
+
+def run(*words: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, list(words))
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+CASES = [
+    {"name": "cheap", "sql": "price < 10", "event": {"price": 5}, "expect": True},
+    {"name": "dear", "sql": "price < 10", "event": {"price": 50}, "expect": False},
+    {"name": "eu", "pattern": {"region": [{"prefix": "eu-"}]}, "event": {"region": "eu-1"}, "expect": True},
+    {"name": "words", "keywords": ["a", "b"], "event": {"keywords": ["b"]}},
+    {"name": "typo", "sql": "price <", "event": {}, "expect": "refused"},
+]
+
+
+def test_cases_of_all_spellings_get_their_verdicts(tmp_path: Path) -> None:
+    file = tmp_path / "cases.jsonl"
+    file.write_text("\n".join(map(json.dumps, CASES)))
+    code, out, err = run("test-filter", "--cases", str(file), "--json")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == 0, err
+    assert [row["matched"] for row in rows] == [True, False, True, True, None]
+    array = tmp_path / "cases.json"
+    array.write_text(json.dumps(CASES))
+    assert run("test-filter", "--cases", str(array), "--json")[1] == out
+
+
+def test_a_verdict_that_is_not_expected_fails_and_is_explained(tmp_path: Path) -> None:
+    file = tmp_path / "cases.jsonl"
+    file.write_text(json.dumps(CASES[1] | {"expect": True}))
+    code, out, err = run("test-filter", "--cases", str(file), "--explain")
+    assert code == 1
+    assert "dear: does not match   (expected: matches)" in out
+    assert "price is 50" in out
+    assert "0 passed, 1 failed" in err
+
+
+def test_one_filter_on_many_events(tmp_path: Path) -> None:
+    file = tmp_path / "events.ndjson"
+    file.write_text('{"x": 1}\n\n{"x": 9}\nno json\n')
+    code, out, err = run("test-filter", "x > 5", "--events", str(file))
+    assert code == 1
+    assert out.splitlines()[:2] == ["line 1: does not match", "line 3: matches"]
+    assert "line 4: refused: the event cannot be used" in out
+    assert "1 of 3 events accepted, 1 not readable" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "give --cases FILE"),
+        (["x > 5"], "give --cases FILE"),
+        (["x >", "--event", "{}"], "FilterError"),
+        (["x > 5", "--event", "{}", "--spelling", "latin"], "unknown spelling 'latin'"),
+        (["--cases", "nowhere.jsonl"], "cannot be read"),
+        (["x > 5", "--events", "nowhere.jsonl"], "cannot be read"),
+    ],
+)
+def test_what_cannot_be_asked_is_said(words: list[str], said: str) -> None:
+    code, _, err = run("test-filter", *words)
+    assert code == 2
+    assert said in err
+
+
+def test_a_case_that_is_none_names_its_number(tmp_path: Path) -> None:
+    file = tmp_path / "cases.jsonl"
+    file.write_text('{"sql": "x = 1", "event": {}}\n{"sql": "x = 1", "evnt": {}}\n')
+    code, _, err = run("test-filter", "--cases", str(file))
+    assert code == 2
+    assert "case 2: unknown field 'evnt'" in err
+
+
+def test_matches_takes_every_spelling() -> None:
+    assert ramify.matches("x = 1", {"x": 1})
+    assert ramify.matches({"x": [1]}, '{"x": 1}')
+    assert not ramify.matches(["a"], {"keywords": ["b"]})
+    assert ramify.matches(ramify.parse_sql("x = 1"), {"x": 1})
+    with pytest.raises(ramify.FilterError):
+        ramify.matches("x =", {"x": 1})
+    with pytest.raises(ramify.InputError):
+        ramify.matches("x = 1", "[]")
