@@ -12,14 +12,16 @@ from ramify.errors import InputError
 
 __all__: list[str] = []
 
-Spelling = Annotated[str, typer.Option(help="sql, pattern (EventBridge JSON) or keywords (JSON list).")]
+SpellingOption = Annotated[
+    str, typer.Option(help="sql, pattern (EventBridge JSON) or keywords (JSON list).")
+]
 
 
 @app.command(name="filter")
 @friendly
 def filter_(
     text: Annotated[str, typer.Argument(help="The filter.")],
-    spelling: Spelling = "sql",
+    spelling: SpellingOption = "sql",
     event: Annotated[str | None, typer.Option(help="A JSON event to try it on.")] = None,
 ) -> None:
     """Check a filter; with an event, explain predicate by predicate why it matches or not."""
@@ -42,7 +44,7 @@ def filter_(
 @friendly
 def try_filter(
     text: Annotated[str | None, typer.Argument(help="The filter. Without it, --cases.")] = None,
-    spelling: Spelling = "sql",
+    spelling: SpellingOption = "sql",
     event: Annotated[str | None, typer.Option(help="A JSON event.")] = None,
     events: Annotated[Path | None, typer.Option(help="A file of JSON events, one a line.")] = None,
     cases: Annotated[
