@@ -25,7 +25,7 @@ def filter_(
     event: Annotated[str | None, typer.Option(help="A JSON event to try it on.")] = None,
 ) -> None:
     """Check a filter; with an event, explain predicate by predicate why it matches or not."""
-    from ramify.studies.verdicts import as_filter
+    from ramify.content.filters.spellings import as_filter
 
     parsed = as_filter(text, spelling)
     if event is None:
@@ -72,7 +72,8 @@ def try_filter(
 def _cases(
     text: str | None, spelling: str, event: str | None, events: Path | None, cases: Path | None
 ) -> Any:
-    from ramify.studies.verdicts import SPELLINGS, Case, as_filter, read_cases
+    from ramify.content.filters.spellings import SPELLINGS, as_filter
+    from ramify.studies.verdicts import Case, read_cases
 
     if cases is not None and text is None and event is None and events is None:
         return read_cases(cases)

@@ -1,29 +1,24 @@
 """Does this filter accept this event? One question, or a file of them.
 
-Owns what a filter may be given as (`as_filter`), the answer for one event (`matches`), and cases that say
-what the answer should be (`read_cases`, `judge`): Amazon's TestEventPattern, for every spelling.
+Owns the answer for one event (`matches`), and cases that say what the answer should be (`read_cases`,
+`judge`): Amazon's TestEventPattern, for every spelling.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from ramify.content.events.flatten import FieldMapping
 from ramify.content.filters.expressions import Explanation
 from ramify.content.filters.expressions import explain as explain_filter
-from ramify.content.filters.filters import Filter
-from ramify.content.filters.subscriptions import Subscription
-from ramify.errors import FilterError, InputError
+from ramify.content.filters.spellings import SPELLINGS, AnyFilter, as_filter
+from ramify.errors import InputError
 from ramify.studies.fields import AnyEvent, as_event
 
-__all__ = ["SPELLINGS", "AnyFilter", "Case", "Verdict", "as_filter", "judge", "matches", "read_cases"]
+__all__ = ["Case", "Verdict", "judge", "matches", "read_cases"]
 
-AnyFilter: TypeAlias = Filter | Subscription | str | Mapping[str, Any] | Sequence[Any]
-"""A filter, a subscription, SQL (text), an EventBridge pattern (a mapping) or keywords (a list)."""
-
-SPELLINGS = ("sql", "pattern", "keywords")
 _WHOLE = FieldMapping(id=None)
 _CASE_FIELDS = frozenset({"name", "event", "expect", *SPELLINGS})
 
@@ -45,34 +40,6 @@ def matches(filter: AnyFilter, event: AnyEvent) -> bool:  # the word of this tra
     True
     """
     return as_filter(filter).holds(as_event(event, _WHOLE).values)
-
-
-def as_filter(given: AnyFilter, spelling: str | None = None) -> Filter:
-    """The filter that was given: by its Python type, or by its spelling where it is text."""
-    if isinstance(given, Filter):
-        return given
-    if isinstance(given, Subscription):
-        return given.parse()
-    if isinstance(given, str) and spelling in (None, "sql"):
-        from ramify.content.filters.sql import parse_sql
-
-        return parse_sql(given)
-    if spelling == "pattern" or isinstance(given, Mapping):
-        from ramify.content.filters.pattern import parse_pattern
-
-        return parse_pattern(given)  # type: ignore[arg-type]  # it says itself what it takes
-    if spelling not in (None, *SPELLINGS):
-        raise InputError(f"unknown spelling {spelling!r}: it is one of {', '.join(SPELLINGS)}")
-    from ramify.content.filters.keywords import parse_keywords
-
-    return parse_keywords(_listed(given) if isinstance(given, str) else given)
-
-
-def _listed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise FilterError(f"keywords are not JSON ({error.msg})", text=text, position=error.pos) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ramify.errors import InputError
-from ramify.planning.demand.patterns import Patterns
 from ramify.planning.demand.splits import Split
 
 if TYPE_CHECKING:
@@ -302,6 +301,7 @@ def read_windows(under: str | Path, *, half_life_s: float | None = None) -> "Win
 
     A half-life needs a table that was written with panes; `InputError` otherwise.
     """
+    from ramify.planning.demand.patterns import Patterns
     from ramify.planning.demand.windows import Span, Windows
 
     rows, about = read_table(under, "demand"), read_about(under, "demand")
