@@ -1,4 +1,4 @@
-"""Real Sparks for tests, as processes on loopback: a standalone cluster, a Connect server, and job scripts.
+"""Real Sparks for tests, as processes on loopback: a standalone cluster, and job scripts.
 
 Everything comes from the installed pyspark package and is authenticated. What is started here is ended
 here, by process group; the logs are shown when something does not come up.
@@ -75,34 +75,6 @@ def standalone_cluster(folder: Path, *, workers: int = 2, timeout_s: float = 400
         )
         driver = {"spark.executor.memory": "512m", "spark.executor.extraJavaOptions": QUICK}
         yield Place(url, {**LOCAL.conf, **secret, **driver})
-
-
-@contextmanager
-def connect_server(folder: Path, *, timeout_s: float = 400.0) -> Iterator[Place]:
-    """A Connect server with two task slots that asks for a token."""
-    port, token = free_port(), secrets.token_hex(16)
-    settings = _settings_file(
-        folder / "connect.conf",
-        {
-            "spark.master": "local[2]",
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.extraJavaOptions": QUICK,
-            "spark.ui.enabled": "false",
-            "spark.local.dir": str(folder),
-            "spark.sql.warehouse.dir": str(folder / "warehouse"),
-            "spark.connect.grpc.binding.address": "127.0.0.1",
-            "spark.connect.grpc.binding.port": str(port),
-            "spark.connect.authenticate.token": token,
-            **SMALL,
-        },
-    )
-    command = [str(BIN / "spark-submit"), "--properties-file", str(settings)]
-    command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
-    log = folder / "connect.log"
-    with _process(command, folder, log, memory="1g") as server:
-        _wait_until(lambda: _listens(port), f"a Connect server at {port}", [(server, log)], timeout_s)
-        yield Place(f"sc://127.0.0.1:{port}/;token={token}")
 
 
 def run_job(place: Place, script: Path, folder: Path, *arguments: str, timeout_s: float = 1000.0) -> Path:
@@ -271,7 +243,9 @@ def _drive() -> None:
 
     order = json.load(sys.stdin)
     conf = order["conf"] | (
-        {} if order["url"].startswith("sc:") else {"spark.executorEnv.PYTHONPATH": str(HERE)}
+        {}
+        if order["url"].startswith("sc:")
+        else {"spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"]}  # of `_environment`
     )
     memory = None if order["url"].startswith("sc:") else "1g"
     with spark_session(order["url"], memory=memory, conf=conf, scratch=Path(order["scratch"])) as spark:

@@ -1,9 +1,16 @@
-"""A Spark that stays: found by a private file, joined, refused when another's, ended by who began it."""
+"""A Spark that stays: found by a private file, refused when another's, ended by its owner.
+
+One that commands and jobs join is in test_clusters.py.
+"""
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,8 +18,6 @@ import pytest
 from ramify.errors import SparkError
 from ramify.pipeline.session import warm
 from ramify.pipeline.session.engine import InProcess, runs_here, task_slots
-
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +37,7 @@ def record(pid: int, began: int, scratch: Path, **changes: object) -> warm.WarmS
         "code": warm._code(),
         "slots": 2,
         "scratch": str(scratch),
+        "ready": True,
     }
     return warm.WarmSpark(**{**known, **changes})  # type: ignore[arg-type]
 
@@ -88,39 +94,73 @@ def test_a_spark_of_another_version_is_refused_with_what_to_do(
         pass
 
 
-def test_started_joined_and_stopped(runtime: Path) -> None:
-    def ramify(*words: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-m", "ramify.cli", *words], capture_output=True, text=True, timeout=300
-        )
+def test_one_start_runs_at_a_time(runtime: Path) -> None:
+    runtime.mkdir()
+    with warm._sole_start(), pytest.raises(SparkError, match="being started already"):
+        warm.start()
+    with warm._sole_start():  # the one that was refused holds nothing
+        pass
 
-    files = [
-        *("--events", str(EXAMPLES / "events.ndjson")),
-        *("--subscriptions", str(EXAMPLES / "subscriptions.jsonl")),
-        *("--attachments", str(EXAMPLES / "attachments.json"), "--schemes", "mst", "--json"),
-    ]
-    began = ramify("spark", "start", "--slots", "1")
-    assert began.returncode == 0, began.stderr
+
+def test_a_server_that_nobody_waits_for_is_ended_by_the_next_start(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True
+    )
+    began = warm._began(left.pid)
+    assert began is not None
+    put(runtime, record(left.pid, began, runtime / "spark-x", ready=False))
+    assert warm.found() is None, "commands do not join what takes no tasks yet"
+    new = record(1, 1, runtime / "spark-y")
+    monkeypatch.setattr(warm, "_started", lambda *_: new)
+    assert warm.start() is new
+    assert warm._began(left.pid) is None
+    left.communicate()
+
+
+def test_a_file_about_another_server_stays(runtime: Path) -> None:
+    own = warm._began(os.getpid())
+    assert own is not None
+    file = put(runtime, record(os.getpid(), own, runtime / "spark-x"))
+    warm._forget(record(os.getpid(), own - 1, runtime / "spark-y"))
+    assert file.exists()
+
+
+@contextmanager
+def start_in_between(runtime: Path) -> "Iterator[tuple[subprocess.Popen[bytes], int]]":
+    """A command `ramify spark start` whose server has a process and takes no tasks yet; and its pid."""
+    command = subprocess.Popen([sys.executable, "-m", "ramify.cli", "spark", "start"])
     try:
-        again = ramify("spark", "start")
-        assert again.returncode == 2
-        assert "runs already" in again.stderr
-        told = json.loads(ramify("spark", "status", "--json").stdout)
-        assert told["runs"]
-        assert "token" not in told
-        joined = ramify("plan", *files)
-        assert f"joined the running Spark at {told['url']}" in joined.stderr
-        alone = ramify("plan", *files, "--spark", "none")
-        assert "joined" not in alone.stderr
-        mine, theirs = json.loads(alone.stdout), json.loads(joined.stdout)
-        for found in (mine, theirs):
-            for row in found["schemes"].values():
-                row.pop("seconds")
-        assert mine == theirs
+        end = time.monotonic() + 300
+        while not (runtime / "spark.json").exists():
+            assert command.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        told = json.loads((runtime / "spark.json").read_text())
+        assert not told["ready"]
+        yield command, told["pid"]
     finally:
-        ended = ramify("spark", "stop")
-    assert ended.returncode == 0
-    assert f"pid {told['pid']}" in ended.stdout
-    assert warm._began(told["pid"]) is None
-    assert list(runtime.iterdir()) == []
-    assert not json.loads(ramify("spark", "status", "--json").stdout)["runs"]
+        command.kill()
+        command.wait()
+        warm.stop()
+
+
+def test_ctrl_c_during_a_start_leaves_no_server(runtime: Path) -> None:
+    with start_in_between(runtime) as (command, server):
+        command.send_signal(signal.SIGINT)
+        assert command.wait(300) != 0
+        assert warm._began(server) is None
+        assert list(runtime.iterdir()) == []
+
+
+def test_a_start_that_was_killed_leaves_a_server_that_stop_ends(runtime: Path) -> None:
+    with start_in_between(runtime) as (command, server):
+        command.kill()
+        command.wait()
+        assert warm._began(server) is not None
+        ended = warm.stop()
+        assert ended is not None
+        assert ended.pid == server
+        assert warm._began(server) is None
+        assert list(runtime.iterdir()) == []

@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from ramify.content.events.events import CONTEXT_NAMES, EventSchema
+from ramify.content.filters.sigma import detection_of, rename_fields
 from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError
 from ramify.pipeline.passes.sources import Chunk, Reject
@@ -219,6 +220,12 @@ def below_data(subscription: Subscription) -> Subscription:
         outer = {name: fields.pop(name) for name in CONTEXT_NAMES.intersection(fields)}
         nested = {**outer, "data": fields} if fields else outer
         return replace(subscription, pattern=json.dumps(nested, ensure_ascii=False))
+    if subscription.sigma is not None:
+        detection = rename_fields(
+            detection_of(json.loads(subscription.sigma)),
+            lambda name: name if name in CONTEXT_NAMES else f"data.{name}",
+        )
+        return replace(subscription, sigma=json.dumps(detection, ensure_ascii=False))
     assert subscription.keywords is not None, "exactly one spelling is given"
     clauses = [(words,) if isinstance(words, str) else words for words in subscription.keywords]
     held = [" AND ".join(f"array_contains(data.keywords, {_quoted(w)})" for w in c) for c in clauses]

@@ -14,16 +14,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ramify.errors import InputError
 from ramify.pipeline.session.java import find_java
 
 __all__ = [
     "SQL",
     "brief_settings",
+    "check_url",
     "classic_settings",
     "launch_variables",
     "scratch_directory",
     "server_settings",
     "tail",
+    "without_token",
 ]
 
 SQL = {
@@ -32,6 +35,15 @@ SQL = {
     "spark.sql.caseSensitive": "true",  # price and Price are two attributes
 }
 """Settings of every session, Connect's too."""
+
+_URLS = "local[*], local[4], spark://host:port, sc://host:port/;token=..., yarn, k8s://https://host:port"
+_FORMS = (
+    r"local(\[(\*|[1-9]\d*)\])?",
+    r"spark://[^\s/,:]+:\d+(,[^\s/,:]+:\d+)*",
+    r"sc://([^\s/:;]+|\[[0-9a-fA-F:]+\])(:\d+)?(/?(;\S*)?)?",
+    r"yarn",
+    r"k8s://\S+",
+)
 
 _NOISE = r"\s*$|\tat |WARNING: Using incubator|Setting default log level|To adjust logging level"
 
@@ -46,6 +58,18 @@ appender.console.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n%ex
 """
 
 _PREFIX = "ramify-spark"
+
+
+def check_url(url: str, *words: str) -> None:
+    """Raise `InputError` for what is neither one of `words` nor the URL of a Spark."""
+    if url not in words and not any(re.fullmatch(form, url) for form in _FORMS):
+        allowed = ", ".join((*words, _URLS))
+        raise InputError(f"{without_token(url)!r} is not the URL of a Spark; allowed are {allowed}")
+
+
+def without_token(url: str) -> str:
+    """`url` as it may be shown."""
+    return re.sub(r"(token=)[^;]*", r"\1...", url)
 
 
 def server_settings(

@@ -34,22 +34,20 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from ramify.errors import InputError, SparkError
+from ramify.errors import SparkError
 from ramify.pipeline.session.engine import is_connect, task_slots
 from ramify.pipeline.session.failures import doing, job_failed, root_cause
 from ramify.pipeline.session.jvm import classic, environment, quiet
-from ramify.pipeline.session.launch import SQL, brief_settings, scratch_directory
+from ramify.pipeline.session.launch import (
+    SQL,
+    brief_settings,
+    check_url,
+    scratch_directory,
+    without_token,
+)
 
 __all__ = ["doing", "is_connect", "job_failed", "require_workers", "spark_session", "task_slots"]
 
-_URLS = "local[*], local[4], spark://host:port, sc://host:port/;token=..., yarn, k8s://https://host:port"
-_FORMS = (
-    r"local(\[(\*|[1-9]\d*)\])?",
-    r"spark://[^\s/,:]+:\d+(,[^\s/,:]+:\d+)*",
-    r"sc://([^\s/:;]+|\[[0-9a-fA-F:]+\])(:\d+)?(/?(;\S*)?)?",
-    r"yarn",
-    r"k8s://\S+",
-)
 _REACH_S = 10.0
 _HANDSHAKE_S = 20.0
 
@@ -81,8 +79,7 @@ def spark_session(
     when executors elsewhere have no Ramify of this version (`require_workers`).
     Starting takes 5 to 10 s in local mode, the first query 3 s more.
     """
-    if not any(re.fullmatch(form, url) for form in _FORMS):
-        raise InputError(f"{_shown(url)!r} is not the URL of a Spark; allowed are {_URLS}")
+    check_url(url)
     running = _running()
     if running is not None:
         yield _joined(running, url)
@@ -246,18 +243,13 @@ def _joined(running: SparkSession, url: str) -> SparkSession:
     if same:
         return running
     raise SparkError(
-        f"this process has a Spark session on {master} already and cannot have another on {_shown(url)}: "
-        "end that one first, or use another process"
+        f"this process has a Spark session on {master} already and cannot have another on "
+        f"{without_token(url)}: end that one first, or use another process"
     )
 
 
 def _master(spark: SparkSession) -> str:
     return spark.sparkContext.master or ""
-
-
-def _shown(url: str) -> str:
-    """`url` without its token."""
-    return re.sub(r"(token=)[^;]*", r"\1...", url)
 
 
 # ---- Connect: a server elsewhere ----
@@ -273,7 +265,9 @@ def _connected(url: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
             f"Spark Connect needs more packages here: pip install 'pyspark[connect]' ({error})"
         ) from error
     parts = urlsplit(_by_name(url))
-    _require_port([f"{parts.hostname}:{parts.port or 15002}"], f"the Spark Connect server {_shown(url)}")
+    _require_port(
+        [f"{parts.hostname}:{parts.port or 15002}"], f"the Spark Connect server {without_token(url)}"
+    )
     # pyspark.sql.functions decide by this variable which expressions to make.
     variables = {
         "SPARK_CONNECT_MODE_ENABLED": "1",
@@ -307,19 +301,19 @@ def _shake_hands(remote: Any, url: str) -> None:
         theirs = remote.version
     except grpc.FutureTimeoutError:
         raise SparkError(
-            f"what listens at {_shown(url)} did not answer as a Spark Connect server within "
+            f"what listens at {without_token(url)} did not answer as a Spark Connect server within "
             f"{_HANDSHAKE_S:g} s: check the port, and whether it wants TLS (;use_ssl=true)"
         ) from None
     except (PySparkException, grpc.RpcError) as error:
         raise SparkError(
-            f"the Spark Connect server {_shown(url)} did not let us in: {root_cause(error)}"
+            f"the Spark Connect server {without_token(url)} did not let us in: {root_cause(error)}"
         ) from error
     finally:
         client.set_retry_policies(policies)
         client._rpc_deadlines = deadlines
     if theirs.split(".")[:2] != pyspark.__version__.split(".")[:2]:
         raise SparkError(
-            f"the Spark Connect server {_shown(url)} is Spark {theirs} and pyspark here is "
+            f"the Spark Connect server {without_token(url)} is Spark {theirs} and pyspark here is "
             f"{pyspark.__version__}: install pyspark=={theirs} here, or the other Spark there"
         )
     remote.release_session_on_close = True

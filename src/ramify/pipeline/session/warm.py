@@ -10,10 +10,15 @@ what `--spark` means. Imports no pyspark before it is needed.
 The server is a JVM on loopback with a token. `spark.json` in the user's runtime directory says where it is;
 only its owner can read that file, since the token is in it. A file whose process is gone is removed. A
 process counts as the same only if its start time is that of the file: pids are used again.
+
+The file is there from the moment that the JVM has a pid, with `ready` false until tasks can run. So a start
+that is interrupted, even killed, leaves nothing that `stop` or the next start does not find and end. One
+start runs at a time: it holds a lock, which the kernel takes from a process that dies.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
@@ -23,10 +28,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version as installed
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,7 +55,7 @@ class WarmSpark:
     """The server that `start` began: what `spark.json` holds.
 
     `began` is its start in ticks since the machine's, `python` the one that its tasks run, `code` where
-    that one finds ramify, `slots` how many tasks run at a time.
+    that one finds ramify, `slots` how many tasks run at a time; `ready` says that it takes tasks.
     """
 
     pid: int
@@ -61,6 +67,7 @@ class WarmSpark:
     code: str
     slots: int
     scratch: str
+    ready: bool = False
 
     @property
     def url(self) -> str:
@@ -94,9 +101,12 @@ def opened(
     """What a pass runs on, for the value of `--spark`. `joined` is told where a Spark ran already;
     `brief`: see `spark_session`.
 
-    Raises `SparkError` as `spark_session` does, and when the Spark that runs is of another version;
-    `MissingExtraError` when pyspark is needed and not installed.
+    Raises `InputError` for another value, `SparkError` as `spark_session` does and when the Spark that runs
+    is of another version, `MissingExtraError` when pyspark is needed and not installed.
     """
+    from ramify.pipeline.session.launch import check_url
+
+    check_url(url, AUTO, NONE)
     if url == NONE:
         yield InProcess()
         return
@@ -127,53 +137,40 @@ def runtime_directory() -> Path:
 
 
 def found() -> WarmSpark | None:
-    """The Spark that runs; a file that a killed one left is removed, with its scratch directory.
+    """The Spark that takes tasks; a file that a killed one left is removed, with its scratch directory.
 
     Raises `SparkError` for a file that others could have written or read.
     """
-    file = _file()
-    try:
-        state = file.stat()
-        if state.st_uid != os.getuid() or state.st_mode & 0o077:
-            raise SparkError(f"{file} is not private to you: remove it, and start Spark again")
-        record = WarmSpark(**json.loads(file.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError) as error:
-        raise SparkError(f"{file} cannot be read ({error}): remove it, and start Spark again") from None
-    if not record.runs:
-        _forget(record)
-        return None
-    return record
+    record = _recorded()
+    return record if record is not None and record.ready else None
 
 
 def start(slots: int | None = None, memory: str | None = None) -> WarmSpark:
     """Start a Spark that outlives this process; returns when its Python workers have taken a task.
 
-    Raises `SparkError` when one runs already, or when this one does not come up; nothing is left then.
+    Raises `SparkError` when one runs or is being started already, or when this one does not come up. Then,
+    and after Ctrl-C, nothing of it is left.
     """
-    if (running := found()) is not None:
-        raise SparkError(f"a Spark runs already (pid {running.pid}): `ramify spark stop` ends it")
     directory = runtime_directory()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix="spark-", dir=directory))
-    record: WarmSpark | None = None
-    try:
-        record = _launch(scratch, slots or os.cpu_count() or 1, memory)
-        _write(record)
-        _warm_up(record)
-    except BaseException:
-        if record is not None:
+    with _sole_start():
+        record = _recorded()
+        if record is not None and record.ready:
+            raise SparkError(f"a Spark runs already (pid {record.pid}): `ramify spark stop` ends it")
+        if record is not None:  # of a start that was killed
             _end(record)
-        shutil.rmtree(scratch, ignore_errors=True)
-        _file().unlink(missing_ok=True)
-        raise
-    return record
+            _forget(record)
+        scratch = Path(tempfile.mkdtemp(prefix="spark-", dir=directory))
+        try:
+            return _started(scratch, slots or os.cpu_count() or 1, memory)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
 
 
 def stop() -> WarmSpark | None:
-    """End the Spark that `start` began; returns what it was, None when none runs."""
-    running = found()
+    """End the Spark that `start` began, ready or not; returns what it was, None when none runs."""
+    running = _recorded()
     if running is not None:
         _end(running)
         _forget(running)
@@ -183,8 +180,27 @@ def stop() -> WarmSpark | None:
 # ------------------------------------------------------------------------------------------- the server
 
 
-def _launch(scratch: Path, slots: int, memory: str | None) -> WarmSpark:
-    """Start the server's JVM and wait until it listens."""
+def _started(scratch: Path, slots: int, memory: str | None) -> WarmSpark:
+    """Start the server and have it take a first task; whatever stops us ends the server too."""
+    record: WarmSpark | None = None
+    try:
+        with _signals_later():
+            process, record = _launch(scratch, slots, memory)
+            _write(record)
+        _await_port(process, record)
+        _warm_up(record)
+        ready = replace(record, ready=True)
+        _write(ready)
+    except BaseException:
+        if record is not None:
+            _end(record)
+            _forget(record)
+        raise
+    return ready
+
+
+def _launch(scratch: Path, slots: int, memory: str | None) -> tuple[subprocess.Popen[bytes], WarmSpark]:
+    """Start the server's JVM: a process that ends only when it is told to."""
     import pyspark
 
     from ramify.pipeline.session.launch import server_settings
@@ -207,16 +223,35 @@ def _launch(scratch: Path, slots: int, memory: str | None) -> WarmSpark:
     began = _began(process.pid)
     if began is None:
         raise SparkError(f"Spark ended at once{_said(log)}")
-    record = WarmSpark(
+    return process, WarmSpark(
         process.pid, began, port, token, _version(), sys.executable, _code(), slots, str(scratch)
     )
+
+
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """Let Ctrl-C and requests to end wait: a JVM whose pid we do not know yet could not be ended."""
+    came: list[int] = []
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # no other thread gets them
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            before[number] = signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+    for first in came[:1]:
+        signal.raise_signal(first)
+
+
+def _await_port(process: subprocess.Popen[bytes], record: WarmSpark) -> None:
+    """Wait until the server listens."""
     end = time.monotonic() + _START_S
-    while not _listens(port):
+    while not _listens(record.port):
         if process.poll() is not None or time.monotonic() > end:
-            _end(record)
-            raise SparkError(f"Spark did not come up{_said(log)}")
+            raise SparkError(f"Spark did not come up{_said(Path(record.scratch) / 'spark.log')}")
         time.sleep(_START_LOOK_S)
-    return record
 
 
 def _warm_up(record: WarmSpark) -> None:
@@ -229,11 +264,14 @@ def _warm_up(record: WarmSpark) -> None:
 
 
 def _end(record: WarmSpark) -> None:
-    """Ask the process to end, and end it if it does not."""
+    """Ask the process to end, and end it if it does not.
+
+    Its whole group: until it is the JVM, it is a script that runs another one.
+    """
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             if record.runs:
-                os.kill(record.pid, number)
+                os.killpg(record.pid, number)
         end = time.monotonic() + _STOP_S
         while time.monotonic() < end:
             with suppress(ChildProcessError):
@@ -278,6 +316,39 @@ def _file() -> Path:
     return runtime_directory() / "spark.json"
 
 
+@contextmanager
+def _sole_start() -> Iterator[None]:
+    """Raise `SparkError` where another process is inside this block."""
+    lock = os.open(runtime_directory(), os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise SparkError(
+            "a Spark is being started already: wait for it, or end it with `ramify spark stop`"
+        ) from None
+    finally:
+        os.close(lock)
+
+
+def _recorded() -> WarmSpark | None:
+    """What the file says, if that process is there. The file and the scratch of one that is gone go."""
+    file = _file()
+    try:
+        state = file.stat()
+        if state.st_uid != os.getuid() or state.st_mode & 0o077:
+            raise SparkError(f"{file} is not private to you: remove it, and start Spark again")
+        record = WarmSpark(**json.loads(file.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise SparkError(f"{file} cannot be read ({error}): remove it, and start Spark again") from None
+    if not record.runs:
+        _forget(record)
+        return None
+    return record
+
+
 def _write(record: WarmSpark) -> None:
     """Write the file whole, private from its first byte on."""
     part = _file().with_suffix(f".{os.getpid()}")
@@ -288,11 +359,14 @@ def _write(record: WarmSpark) -> None:
 
 
 def _forget(record: WarmSpark) -> None:
-    """Remove the file and the scratch directory of a server that is gone."""
+    """Remove the scratch directory of a server that is gone, and the file if it is still about that one."""
     scratch = Path(record.scratch)
     if scratch.parent == runtime_directory():
         shutil.rmtree(scratch, ignore_errors=True)
-    _file().unlink(missing_ok=True)
+    with suppress(OSError, ValueError):
+        told = json.loads(_file().read_text(encoding="utf-8"))
+        if (told["pid"], told["began"]) == (record.pid, record.began):
+            _file().unlink()
 
 
 def _version() -> str:
