@@ -6,14 +6,14 @@ from urllib.parse import urlsplit
 
 import typer
 
-from ramify.errors import InputError
+from ramify.errors import InputError, LiveError
 
 if TYPE_CHECKING:
     import ssl
 
     from ramify.overlay.live.wire.streams import Endpoint
 
-__all__ = ["ControlKeyOption", "ControlOption", "control_endpoint", "server_url"]
+__all__ = ["Attempts", "ControlKeyOption", "ControlOption", "control_endpoint", "server_url"]
 
 ControlOption = Annotated[str | None, typer.Option(help="A control server elsewhere, with --key.")]
 ControlKeyOption = Annotated[Path | None, typer.Option(help="The seed file of one of its users.")]
@@ -42,3 +42,21 @@ def control_endpoint(
         raise InputError("give --key with --control: the seed file of a user of the control server")
     role = ControlRole("viewer")
     return Endpoint(server_url(control), read_seed(key).seed, role.inbox_prefix, name, tls)
+
+
+class Attempts:
+    """Failed attempts to reach a control server: called with each, and told of in one message."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._last = url, ""
+
+    def __call__(self, error: Exception) -> None:
+        """Note an attempt."""
+        self._last = str(error)
+
+    def error(self, limit_s: float) -> LiveError:
+        """What to raise when the time is over."""
+        return LiveError(
+            f"cannot connect to the control server at {self._url} within {limit_s:g} s: "
+            f"{self._last or 'no answer'}. Is it running, and does it know the key?"
+        )

@@ -24,7 +24,7 @@ from ramify.overlay.live.coordinator.samples import SampleWindow, recent_files
 from ramify.overlay.live.host.metrics import CoordinatorMetrics, serve_metrics
 from ramify.overlay.live.host.process import log_to_stderr, until_signal
 from ramify.overlay.live.wire.streams import Endpoint
-from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.overlay.live.wire.tasks import end_tasks, run_to_end
 from ramify.planning.choosing.replan import grid_of
 from ramify.planning.demand.decay import checked_half_life
 from ramify.planning.demand.demand import Demand
@@ -144,7 +144,7 @@ class SampleDemand:
 def run_coordinator(asked: CoordinatorOptions) -> None:
     """Run until a signal."""
     log_to_stderr()
-    asyncio.run(_run(asked))
+    run_to_end(_run(asked))
 
 
 async def _run(asked: CoordinatorOptions) -> None:

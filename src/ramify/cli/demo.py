@@ -25,6 +25,7 @@ import typer
 from ramify.cli.app import app
 from ramify.cli.console import friendly, out, say
 from ramify.cli.explain import show_journey
+from ramify.cli.logs import SparkOption
 from ramify.cli.overlay import until_routing
 from ramify.cli.plan import plan as plan_command
 from ramify.content.events.events import BODY, SIZE_BYTES
@@ -42,7 +43,7 @@ from ramify.overlay.live.host.overview import Overview, look
 from ramify.overlay.live.wire.security import ClientRole
 from ramify.overlay.live.wire.store import Store
 from ramify.overlay.live.wire.streams import Endpoint
-from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.overlay.live.wire.tasks import end_tasks, run_to_end
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.demand.tally import tally
@@ -84,25 +85,28 @@ def demo(
     write: Annotated[Path, typer.Option("--out", help="Where the plan goes.")] = _PLAN,
     directory: Annotated[Path, typer.Option("--dir", help="Where the live overlay lives.")] = _DIRECTORY,
     live: Annotated[bool, typer.Option(help="Run the live part.")] = True,
+    spark: SparkOption = "auto",
 ) -> None:
     """Tell the whole story: plan a day's events over 41 cloud regions, run them live, re-plan."""
     overlay = overlay_from("cloud-regions")
     workload = workload_from(f"demo:events={events}", overlay, seed)
     if write == _PLAN or directory == _DIRECTORY:
         Path("build").mkdir(exist_ok=True)
-    _plan_the_day(overlay, workload, events, seed, write)
+    _plan_the_day(overlay, workload, events, seed, write, spark)
     if live:
         drifted = workload_from(f"demo:events={events},stand_ins={_STAND_INS}", overlay, seed)
-        asyncio.run(_Story(overlay, workload, drifted, replayed, directory).run())
+        run_to_end(_Story(overlay, workload, drifted, replayed, directory, spark).run())
 
 
-def _plan_the_day(overlay: Overlay, workload: Workload, events: int, seed: int, write: Path) -> None:
+def _plan_the_day(
+    overlay: Overlay, workload: Workload, events: int, seed: int, write: Path, spark: str
+) -> None:
     say(
         f"A shop in {len(overlay)} cloud regions: {workload.event_count:,} events, "
         f"{len(workload.subscriptions)} subscriptions, list prices per GB in each direction.\n"
         "Today every region mirrors everything. What if events go only where they are wanted?\n"
     )
-    plan_command(workload=f"demo:events={events}", write=write, seed=seed)
+    plan_command(workload=f"demo:events={events}", write=write, seed=seed, spark=spark)
     say("\nThe route of one event on the new plan:\n")
     made = read_plan(write)
     batch = next(workload.batches())
@@ -136,8 +140,15 @@ class _Story:
     """The live part."""
 
     def __init__(
-        self, overlay: Overlay, workload: Workload, drifted: Workload, replayed: int, directory: Path
+        self,
+        overlay: Overlay,
+        workload: Workload,
+        drifted: Workload,
+        replayed: int,
+        directory: Path,
+        spark: str = "auto",
     ) -> None:
+        self._spark = spark
         self._overlay, self._directory = overlay, Directory(directory.absolute())
         self._classes = Classes.collapse(workload.subscriptions, overlay, workload.schema.attributes)
         self._attached = dict(workload.attachments)
@@ -242,7 +253,7 @@ class _Story:
         command = [
             *(sys.executable, "-m", "ramify.cli", "coordinator", "--plan", str(plan)),
             *("--samples", str(self._directory.path / "samples"), "--replan-every", str(_REPLAN_EVERY_S)),
-            *("--schemes", " ".join(_DEMO_SCHEMES), "--window", str(_WINDOW_S)),
+            *("--schemes", " ".join(_DEMO_SCHEMES), "--window", str(_WINDOW_S), "--spark", self._spark),
             *("--threshold", str(_THRESHOLD), "--least-events", str(min(_LEAST_EVENTS, self._replayed))),
         ]
         config = MachineConfig(self._overlay, self._directory, command, sample_probability=_SAMPLED)

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from ramify.cli.addresses import Attempts
 from ramify.cli.app import app
 from ramify.cli.console import err, friendly, out, plain_table, say
 from ramify.cli.directories import DirOption, directory_at
 from ramify.errors import InputError, LiveError
+from ramify.overlay.live.wire.tasks import run_to_end
 
 if TYPE_CHECKING:
     from ramify.overlay.control.records import Move
@@ -81,11 +83,11 @@ def move(
             raise InputError(
                 "give a client and a broker; or --suggest, with --apply and --access if wanted"
             )
-        moved = asyncio.run(asking.move(client, broker))
+        moved = run_to_end(asking.move(client, broker))
         raise typer.Exit(0 if moved else STAYED)
     if client is not None:
         raise InputError("--suggest looks at all clients: give no client, or leave --suggest out")
-    found = asyncio.run(_suggested(asking, access, rounds, window))
+    found = run_to_end(_suggested(asking, access, rounds, window))
     if as_json:
         print(msgspec.json.encode(found).decode())
     else:
@@ -94,7 +96,7 @@ def move(
         moved = True
         for each in found.moves:
             try:
-                moved = asyncio.run(asking.move(each.client, each.foreign)) and moved
+                moved = run_to_end(asking.move(each.client, each.foreign)) and moved
             except (InputError, LiveError) as error:
                 # the others may be possible
                 err.print(f"{each.client}: {error}", markup=False, highlight=False, soft_wrap=True)
@@ -190,11 +192,12 @@ async def _suggested(
 async def _connected(control: "Endpoint") -> "Store":
     from ramify.overlay.live.wire.store import Store
 
+    attempts = Attempts(control.url)
     try:
         async with asyncio.timeout(_MOVE_LIMIT_S):
-            return await Store.connect(control)
+            return await Store.connect(control, failed=attempts)
     except TimeoutError:
-        raise LiveError(f"cannot connect to the control server at {control.url}: is it running?") from None
+        raise attempts.error(_MOVE_LIMIT_S) from None
 
 
 def _show(found: "Suggestions") -> None:

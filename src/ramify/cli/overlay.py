@@ -23,6 +23,10 @@ from ramify.cli.weight_options import FilterWeight, MatchingWeight
 from ramify.errors import InputError, LiveError, PlanError
 from ramify.network.graphs.overlay import Overlay
 from ramify.network.graphs.specs import overlay_from
+from ramify.overlay.live.wire.tasks import run_to_end
+from ramify.pipeline.session.engine import NONE
+from ramify.pipeline.session.launch import check_url
+from ramify.pipeline.session.warm import AUTO
 
 if TYPE_CHECKING:
     from ramify.overlay.control.rules import OverlayRules
@@ -140,6 +144,7 @@ def coordinator(
     from ramify.planning.plans.files import read_plan
 
     check_schemes(scheme, schemes)
+    check_url(spark, AUTO, NONE)
     role = ControlRole(name)
     context = tls_context(tls_ca, tls_cert, tls_key)
     seed = read_seed(key).seed
@@ -221,6 +226,7 @@ def up(
     from ramify.planning.plans.files import read_plan
 
     check_schemes(scheme or _FIRST_SCHEME, schemes)
+    check_url(spark, AUTO, NONE)
     half_life_of(half_life)
     files = directory_at(directory)
     if matchmaking is None and plan is None and scheme is None:
@@ -237,17 +243,19 @@ def up(
         }
         _check_matchmaking(matchmaking, [name for name, value in given.items() if value])
         graph = _overlay_of(files, overlay, None)
+        asked = _attached(client or [], graph)
         files.create(graph)
-        files.add_clients(_attached(client or [], graph))
+        files.add_clients(asked)
         matched = MachineConfig(graph, files, (), processes, matchmaking=matchmaking)
-        asyncio.run(_up(Machine(matched), None))
+        run_to_end(_up(Machine(matched), None))
         return
     made = None if plan is None else read_plan(plan)
     graph = _overlay_of(files, overlay, made)
     given_rules(rules, per_filter, per_matching, graph, made)
-    files.create(graph)
     attached = {} if made is None else {row.client: row.broker for m in made.classes.members for row in m}
-    files.add_clients({**attached, **_attached(client or [], graph)})
+    attached |= _attached(client or [], graph)
+    files.create(graph)  # last: what was refused above leaves no directory
+    files.add_clients(attached)
     if movable:
         files.make_movable()
     first = ["--overlay", str(files.path / "overlay.json")]
@@ -273,7 +281,7 @@ def up(
         sample_probability=sample,
         standbys=[[*command, str(place)] for place in places[1:]],
     )
-    asyncio.run(_up(Machine(config), _UpRequest(plan, wish, scheme)))
+    run_to_end(_up(Machine(config), _UpRequest(plan, wish, scheme)))
 
 
 @dataclass(frozen=True)
@@ -437,10 +445,11 @@ def keys(
     from ramify.overlay.live.wire.security import ClientRole, ControlRole, NeighbourRole, RouterRole
 
     files = directory_at(directory)
+    graph = files.overlay() if overlay is None else overlay_from(overlay)
+    attached = _attached(client or [], graph)
     if overlay is not None:
-        files.create(overlay_from(overlay))
-    graph = files.overlay()
-    files.add_clients(_attached(client or [], graph))
+        files.create(graph)
+    files.add_clients(attached)
     files.add_coordinators(coordinator or [])
     if movable:
         files.make_movable()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from ramify.cli.addresses import ControlKeyOption, ControlOption, control_endpoint
+from ramify.cli.addresses import Attempts, ControlKeyOption, ControlOption, control_endpoint
 from ramify.cli.app import app
 from ramify.cli.console import friendly, say
 from ramify.cli.directories import DirOption, directory_at
@@ -17,6 +17,7 @@ from ramify.cli.status_text import rule_lines
 from ramify.cli.tls_options import TlsCa, TlsCert, TlsKey, tls_context
 from ramify.cli.weight_options import FilterWeight, MatchingWeight
 from ramify.errors import InputError, LiveError
+from ramify.overlay.live.wire.tasks import run_to_end
 
 if TYPE_CHECKING:
     from ramify.overlay.control.records import RulesRecord
@@ -56,12 +57,11 @@ def rules(
     else:
         endpoint = control_endpoint(control, key, "rules", tls_context(tls_ca, tls_cert, tls_key))
     asked = _RulesChange(set_file, clear, per_filter, per_matching)
+    attempts = Attempts(endpoint.url)
     try:
-        record = asyncio.run(_done(endpoint, asked))
+        record = run_to_end(_done(endpoint, asked, attempts))
     except TimeoutError:
-        raise LiveError(
-            f"the control server at {endpoint.url} did not answer within {_RULES_LIMIT_S:g} s"
-        ) from None
+        raise attempts.error(_RULES_LIMIT_S) from None
     if as_json:
         print("null" if record is None else msgspec.json.encode(record).decode())
         return
@@ -93,13 +93,13 @@ class _RulesChange:
         return self != _RulesChange(None, False, None, None)
 
 
-async def _done(endpoint: "Endpoint", asked: _RulesChange) -> "RulesRecord | None":
+async def _done(endpoint: "Endpoint", asked: _RulesChange, attempts: Attempts) -> "RulesRecord | None":
     """The record as it is, after the change that was asked for."""
     from ramify.overlay.control.records import RULES, RulesRecord, decode, encode
     from ramify.overlay.live.wire.store import Store
 
     async with asyncio.timeout(_RULES_LIMIT_S):
-        store = await Store.connect(endpoint)
+        store = await Store.connect(endpoint, failed=attempts)
         try:
             found = await store.get(RULES)
             try:

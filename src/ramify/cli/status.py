@@ -9,12 +9,13 @@ import msgspec
 import typer
 from rich.live import Live
 
-from ramify.cli.addresses import ControlKeyOption, ControlOption, control_endpoint
+from ramify.cli.addresses import Attempts, ControlKeyOption, ControlOption, control_endpoint
 from ramify.cli.app import app
 from ramify.cli.console import friendly, out
 from ramify.cli.directories import DirOption, directory_at
 from ramify.cli.tls_options import TlsCa, TlsCert, TlsKey, tls_context
-from ramify.errors import InputError, LiveError
+from ramify.errors import InputError
+from ramify.overlay.live.wire.tasks import run_to_end
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -42,11 +43,6 @@ def status(
     from ramify.cli.status_text import show
     from ramify.overlay.live.host.overview import looking, looking_here
 
-    failed: list[str] = []
-
-    def noted(error: Exception) -> None:
-        failed.append(str(error))
-
     if control is None:
         files = directory_at(directory)
         running = files.running()
@@ -54,19 +50,17 @@ def status(
             raise InputError(
                 "no overlay runs from this directory: start it with `ramify up`", path=str(files.path)
             )
-        url, place = running.control_url, looking_here(files, running, noted)
+        attempts = Attempts(running.control_url)
+        place = looking_here(files, running, attempts)
     else:
         context = tls_context(tls_ca, tls_cert, tls_key)
         endpoint = control_endpoint(control, key, "status", context)
-        url, place = endpoint.url, looking(endpoint, noted)
+        attempts = Attempts(endpoint.url)
+        place = looking(endpoint, attempts)
     try:
-        view = asyncio.run(_looked(place, watch and not as_json))
+        view = run_to_end(_looked(place, watch and not as_json))
     except TimeoutError:
-        why = failed[-1] if failed and failed[-1] else "no answer"
-        raise LiveError(
-            f"cannot connect to the control server at {url} within {_LOOK_LIMIT_S:g} s: {why}. "
-            "Is it running, and does it know the key?"
-        ) from None
+        raise attempts.error(_LOOK_LIMIT_S) from None
     if as_json:
         print(msgspec.json.encode(view).decode())
     elif not watch:

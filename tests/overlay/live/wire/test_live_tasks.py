@@ -2,21 +2,29 @@
 
 import asyncio
 
-from ramify.overlay.live.wire.tasks import end_tasks
+import pytest
+
+from ramify.overlay.live.wire.tasks import end_tasks, run_to_end
 
 
-def test_a_swallowed_cancellation_is_repeated() -> None:
-    heard = 0
+class Deaf:
+    """A task that hears only the third cancellation."""
 
-    async def deaf() -> None:
-        nonlocal heard
+    def __init__(self) -> None:
+        self.heard = 0
+
+    async def __call__(self) -> None:
         while True:
             try:
                 await asyncio.sleep(60)
             except asyncio.CancelledError:
-                heard += 1
-                if heard == 3:
+                self.heard += 1
+                if self.heard == 3:
                     raise
+
+
+def test_a_swallowed_cancellation_is_repeated() -> None:
+    deaf = Deaf()
 
     async def failing() -> None:
         raise ValueError
@@ -30,4 +38,25 @@ def test_a_swallowed_cancellation_is_repeated() -> None:
         assert isinstance(tasks[1].exception(), ValueError)
 
     asyncio.run(scenario())
-    assert heard == 3
+    assert deaf.heard == 3
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_process_ends_although_a_task_that_is_left_swallows_its_cancellation(fails: bool) -> None:
+    """With `asyncio.run` it would not: that cancels once."""
+    deaf, left = Deaf(), []
+
+    async def scenario() -> str:
+        left.append(asyncio.create_task(deaf()))
+        await asyncio.sleep(0)
+        if fails:
+            raise ValueError("for this")
+        return "done"
+
+    if fails:
+        with pytest.raises(ValueError, match="for this"):
+            run_to_end(scenario())
+    else:
+        assert run_to_end(scenario()) == "done"
+    assert deaf.heard == 3
+    assert left[0].cancelled()

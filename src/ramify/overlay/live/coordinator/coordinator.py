@@ -199,7 +199,7 @@ class Coordinator:
         """The rules of the record, which says what this start was given unless it has said so before.
 
         Raises `InputError` for given rules that do not go with the overlay and the schema of a plan. Rules
-        of the record that do not are `unusable`: they must not end whoever leads.
+        of the record that do not are `unusable`: they must not end the leader.
         """
         found, config = await stores.store.get(RULES), self.config
         try:

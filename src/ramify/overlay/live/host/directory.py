@@ -137,7 +137,8 @@ class Directory:
         file = self.path / "overlay.json"
         if not file.exists():
             raise InputError(
-                "no overlay here: make one with `ramify up` or `ramify keys`", path=str(self.path)
+                "no overlay here: make one with `ramify up --overlay` or `ramify keys --overlay`",
+                path=str(self.path),
             )
         return read_overlay(file)
 

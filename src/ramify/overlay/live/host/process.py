@@ -22,7 +22,7 @@ from ramify.overlay.live.broker.matchmaker import Matchmaker, MatchmakerConfig
 from ramify.overlay.live.broker.plan_cache import PlanCache
 from ramify.overlay.live.host.broker_files import BrokerFile, read_broker_file
 from ramify.overlay.live.host.metrics import BrokerMetrics, serve_metrics
-from ramify.overlay.live.wire.tasks import end_tasks, ending_signals
+from ramify.overlay.live.wire.tasks import end_tasks, ending_signals, run_to_end
 from ramify.overlay.routing.readiness import load_kernels
 
 __all__ = ["SUPERSEDED", "log_to_stderr", "serve_brokers", "until_signal"]
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         files = [read_broker_file(file) for file in asked.files]
         served = serve_brokers(files, metrics_port=asked.metrics_port, announce=asked.announce)
-        return asyncio.run(served)
+        return run_to_end(served)
     except RamifyError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2

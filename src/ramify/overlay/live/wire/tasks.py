@@ -2,15 +2,18 @@
 
 Python 3.11's `asyncio.wait_for` can swallow a cancellation that comes just when what it waits for is done
 (cpython #86296), and the NATS library uses it: a task that loops would then run on, and what waits for
-its end would wait forever. So a cancellation is repeated until it is heard.
+its end would wait forever. So a cancellation is repeated until it is heard. `asyncio.run` cancels once what
+is left at its end, such as the tasks of connections; `run_to_end` is for whole processes.
 """
 
 import asyncio
 import signal
 from collections.abc import Coroutine, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["end_tasks", "ending_signals", "together"]
+__all__ = ["end_tasks", "ending_signals", "run_to_end", "together"]
+
+_T = TypeVar("_T")
 
 _CANCEL_AGAIN_S = 0.5
 
@@ -28,6 +31,18 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
         for task in left:
             task.cancel()
         _, left = await asyncio.wait(left, timeout=_CANCEL_AGAIN_S)
+
+
+def run_to_end(work: Coroutine[Any, Any, _T]) -> _T:
+    """As `asyncio.run`; tasks that `work` leaves behind are cancelled until they end."""
+
+    async def whole() -> _T:
+        try:
+            return await work
+        finally:
+            await end_tasks(asyncio.all_tasks() - {asyncio.current_task()})
+
+    return asyncio.run(whole())
 
 
 async def together(*work: Coroutine[Any, Any, None]) -> None:
