@@ -58,6 +58,10 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "filters",
         "Say which events a filter accepts, or whether a file of cases has the verdicts that it expects.",
     ),
+    "sigma": CommandEntry(
+        "sigma",
+        "Write Sigma rules as subscriptions, one JSON object a line; rules that are no filters are named.",
+    ),
     "overlay": CommandEntry("content", "Read or generate an overlay and show its figures."),
     "workload": CommandEntry(
         "content", "Generate a built-in workload and show its realised averages beside the paper's."

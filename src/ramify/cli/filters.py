@@ -13,7 +13,7 @@ from ramify.errors import InputError
 __all__: list[str] = []
 
 SpellingOption = Annotated[
-    str, typer.Option(help="sql, pattern (EventBridge JSON) or keywords (JSON list).")
+    str, typer.Option(help="sql, pattern (EventBridge JSON), keywords (JSON list) or sigma (JSON).")
 ]
 
 
@@ -48,7 +48,7 @@ def try_filter(
     event: Annotated[str | None, typer.Option(help="A JSON event.")] = None,
     events: Annotated[Path | None, typer.Option(help="A file of JSON events, one a line.")] = None,
     cases: Annotated[
-        Path | None, typer.Option(help="JSON lines: name, sql|pattern|keywords, event, expect.")
+        Path | None, typer.Option(help="JSON lines: name, sql|pattern|keywords|sigma, event, expect.")
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Say why, predicate by predicate.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
