@@ -51,6 +51,7 @@ _HOME = {
     "parse_sql": "ramify.content.filters.sql",
     "parse_pattern": "ramify.content.filters.pattern",
     "parse_keywords": "ramify.content.filters.keywords",
+    "parse_sigma": "ramify.content.filters.sigma",
     "Matcher": "ramify.content.matching.matcher",
     # the live overlay
     "Client": "ramify.overlay.live.client.client",

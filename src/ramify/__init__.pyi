@@ -1,6 +1,7 @@
 from ramify.content.filters.filters import Filter as Filter
 from ramify.content.filters.keywords import parse_keywords as parse_keywords
 from ramify.content.filters.pattern import parse_pattern as parse_pattern
+from ramify.content.filters.sigma import parse_sigma as parse_sigma
 from ramify.content.filters.sql import parse_sql as parse_sql
 from ramify.content.filters.subscriptions import Subscription as Subscription
 from ramify.content.matching.matcher import Matcher as Matcher

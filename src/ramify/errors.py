@@ -182,6 +182,7 @@ class MissingExtraError(RamifyError):
         "py4j": "spark",
         "pandas": "spark",
         "grpc": "spark",
+        "yaml": "sigma",
     }
     """The packages that are not installed with `ramify` alone, and the extra of each."""
 

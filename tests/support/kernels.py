@@ -20,6 +20,7 @@ from ramify.planning.demand.tally import tally
 from ramify.planning.placement.composition import placement_problem
 from ramify.planning.placement.local_search import local_search
 from ramify.planning.plans.check import check
+from ramify.planning.plans.files import decode_plan, encode_plan
 from ramify.planning.plans.problem import Problem
 from ramify.planning.pricing.price import price
 from ramify.planning.schemes.catalog import SCHEMES, make_plan
@@ -35,6 +36,8 @@ def compile_kernels() -> None:
         check(plan, world.problem)
         price(plan, world.demand)
         Simulator(plan).simulate_events([world.batch])
+        # arrays of a plan from a file or a message cannot be written to: to a compiler that is another type
+        price(decode_plan(encode_plan(plan)), world.demand)
     local_search(placement_problem(_by_client(world)), np.random.default_rng(1))
 
 

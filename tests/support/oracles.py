@@ -191,12 +191,12 @@ def _field_matches(listed: Sequence[Any], leaves: Sequence[Any]) -> bool:
         if isinstance(item, Mapping) and "exists" in item:
             if item["exists"] is (len(leaves) > 0):
                 return True
-        elif any(_leaf_matches(item, leaf) for leaf in leaves):
+        elif any(leaf_matches(item, leaf) for leaf in leaves):
             return True
     return False
 
 
-def _leaf_matches(item: Any, leaf: Any) -> bool:
+def leaf_matches(item: Any, leaf: Any) -> bool:
     if not isinstance(item, Mapping):
         return same(item, leaf)
     ((operator, argument),) = item.items()

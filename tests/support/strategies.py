@@ -4,16 +4,30 @@ Small pools make matches, ties and overlaps frequent: a law is tested where it c
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
+from hypothesis import reject
 from hypothesis import strategies as st
 
 from oracles import All, Bare, Between, Compare, Const, Contains, In, IsNull, Like, Not, Some
 from ramify.content.filters.keywords import parse_keywords
 from ramify.content.filters.pattern import parse_pattern
 from ramify.content.filters.sql import parse_sql
+from ramify.errors import FilterError
+
+
+@contextmanager
+def within_limits() -> Iterator[None]:
+    """Leave out what the algebra refuses as too much: it says so, which other tests look at."""
+    try:
+        yield
+    except FilterError:
+        reject()
+
 
 STRINGS = ["", "a", "b", "ab", "aB", "Ab", "ba", "abb", "a\0", "%", "_", "a\\", "é", "É", "中b", "10.0.0.7"]
 INTEGERS = [-1, 0, 1, 2, 3]

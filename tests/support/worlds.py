@@ -57,6 +57,7 @@ FILTERS = (
     {"keywords": ("news",)},
     {"keywords": ("news", "sport")},
     {"pattern": '{"x": [{"numeric": [">", 6]}]}'},
+    {"sigma": '{"s": {"topic|startswith": "A"}, "big": {"x|gt": 6}, "condition": "s and not big"}'},
 )
 
 

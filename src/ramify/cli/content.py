@@ -25,7 +25,7 @@ from ramify.cli.inputs import (
     report_bad,
 )
 from ramify.content.events.flatten import TimeUnit
-from ramify.content.events.readers import read_events
+from ramify.content.events.readers import infer_schema, read_events
 from ramify.content.filters.filters import Filter
 from ramify.content.filters.subscriptions import Subscription, Subscriptions, read_subscriptions
 from ramify.content.matching.matcher import Matcher
@@ -53,8 +53,11 @@ def match(
 ) -> None:
     """Match a log of events against subscriptions, and count the matches of each."""
     mapping = field_mapping(id_field, publisher_field, time_field, time_unit)
-    tally = EventLog(read_events(events, mapping=mapping))
-    listed = read_subscriptions(subscriptions, tally.schema)
+    # The first records only suggest types. What filters name is looked for in every record.
+    schema = infer_schema(events, 65_536, mapping)
+    listed = read_subscriptions(subscriptions, schema.attributes)
+    named = frozenset(path for filter_ in listed.filters for path in filter_.paths)
+    tally = EventLog(read_events(events, schema, mapping, keep=named))
     counts = _count_matches(listed.filters, tally.batches())
     if as_json:
         _print_json(counts, listed, tally)

@@ -5,14 +5,13 @@ Rows that cannot be used are counted, the first few are kept to be shown, and th
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain
 from typing import Annotated
 
 import pyarrow as pa
 import typer
 
 from ramify.cli.console import REJECTED_SHOWN, SOME_BAD_ROWS, err
-from ramify.content.events.events import DecodedBatch, Event, EventSchema, RejectedRecord
+from ramify.content.events.events import DecodedBatch, Event, RejectedRecord
 from ramify.content.events.flatten import FieldMapping, TimeUnit
 from ramify.content.filters.subscriptions import Subscriptions
 from ramify.studies.fields import as_event, field_mapping
@@ -35,15 +34,10 @@ TimeUnitOption = Annotated[TimeUnit, typer.Option(help="What a number in the tim
 
 
 class EventLog:
-    """Passes batches on and counts what was good and what was not.
-
-    `schema` is that of the first batch, which is looked at right away: filters are checked against it.
-    """
+    """Passes batches on and counts what was good and what was not."""
 
     def __init__(self, decoded: Iterator[DecodedBatch]) -> None:
-        first = next(decoded)
-        self.schema = dict(EventSchema.of_batch(first.batch).attributes)
-        self._decoded = chain([first], decoded)
+        self._decoded = decoded
         self.good = 0
         self.rejected_count = 0
         self.rejected: list[RejectedRecord] = []

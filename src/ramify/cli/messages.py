@@ -30,7 +30,7 @@ from ramify.errors import InputError, LiveError
 from ramify.overlay.control.intake import WRAPPED_TYPE, to_cloudevent
 from ramify.overlay.control.records import FilterText
 from ramify.overlay.live.client.client import Client, SuspendedError, filter_id, place_of, spelled
-from ramify.overlay.live.wire.tasks import ending_signals
+from ramify.overlay.live.wire.tasks import ending_signals, run_to_end
 
 __all__: list[str] = []
 
@@ -73,7 +73,7 @@ def pub(
     where = _where(client, url, key, directory, tls_context(tls_ca, tls_cert, tls_key))
     mapping = field_mapping(id_field, "publisher", time_field, time_unit)
     parts = _read(source, mapping)
-    done = asyncio.run(_publish(client, where, parts, mapping, give_up, advertise or []))
+    done = run_to_end(_publish(client, where, parts, mapping, give_up, advertise or []))
     accepted, before, bad = done
     told = [f"published {accepted:,} event{'' if accepted == 1 else 's'}"]
     if before:
@@ -97,6 +97,9 @@ def sub(
     tls_key: TlsKey = None,
     sql: Annotated[str | None, typer.Option(help="The filter as SQL.")] = None,
     pattern: Annotated[str | None, typer.Option(help="The filter as a JSON pattern.")] = None,
+    sigma: Annotated[
+        str | None, typer.Option(help="The filter as the detection of a Sigma rule, in JSON.")
+    ] = None,
     keywords: Annotated[
         str | None, typer.Option(help="Words separated by commas, any of which matches; or a JSON list.")
     ] = None,
@@ -122,11 +125,11 @@ def sub(
     The next command may print the last events again, unless there is a position file.
     """
     where = _where(client, url, key, directory, tls_context(tls_ca, tls_cert, tls_key))
-    wanted = _filter(sql, pattern, keywords)
+    wanted = _filter(sql, pattern, keywords, sigma)
     if wanted is None and id is not None:
-        raise InputError("an id needs a filter: give --sql, --pattern or --keywords")
+        raise InputError("an id needs a filter: give --sql, --pattern, --keywords or --sigma")
     position = None if position_file is None else _Position.read(position_file)
-    asyncio.run(_until_interrupted(_print_events(client, where, wanted, id, count, position, latency_ms)))
+    run_to_end(_until_interrupted(_print_events(client, where, wanted, id, count, position, latency_ms)))
 
 
 # ------------------------------------------------------------------------------------------ connecting
@@ -151,14 +154,17 @@ def _where(
     return server_url(url), key, tls
 
 
-def _filter(sql: str | None, pattern: str | None, keywords: str | None) -> FilterText | None:
-    if sql is pattern is keywords is None:
+def _filter(
+    sql: str | None, pattern: str | None, keywords: str | None, sigma: str | None
+) -> FilterText | None:
+    if sql is pattern is keywords is sigma is None:
         return None
     words: Any = None
     if keywords is not None:
         words = _json(keywords, "keywords") if keywords.lstrip().startswith("[") else keywords.split(",")
     found = None if pattern is None else _json(pattern, "the pattern")
-    return spelled(sql=sql, pattern=found, keywords=words)
+    rule = None if sigma is None else _json(sigma, "the Sigma rule")
+    return spelled(sql=sql, pattern=found, keywords=words, sigma=rule)
 
 
 def _json(text: str, what: str) -> Any:
@@ -293,7 +299,10 @@ async def _print_events(
         own = None
         if wanted is not None:
             made = await client.subscribe(
-                wanted.sql or wanted.pattern or wanted.keywords,
+                sql=wanted.sql,
+                pattern=wanted.pattern,
+                keywords=wanted.keywords,
+                sigma=wanted.sigma,
                 id=id or f"sub-{filter_id(wanted)}",
                 latency_ms=latency_ms,
             )

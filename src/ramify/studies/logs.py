@@ -9,14 +9,15 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
 from glob import iglob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ramify.content.events.events import CONTEXT_NAMES, EventSchema
+from ramify.content.events.attributes import CONTEXT_NAMES, TEXT_MARK
+from ramify.content.events.events import EventSchema
 from ramify.content.events.flatten import FieldMapping
 from ramify.content.filters.filters import Filter
 from ramify.content.filters.sql import parse_sql
@@ -225,7 +226,7 @@ class Log:
         source, memory = self._files(session, self._given.schema)
         types = source.schema.attributes
         listed = read_subscriptions(self._subscriptions, types, self.overlay.index)
-        if self._given.schema is None and _asked_beyond(listed, types):
+        if self._given.schema is None and _asked_beyond(listed, types.keys() | source.beside):
             # a field that filters ask for may come later in the log than the records looked at
             source = source.looked_through(session)
             types = source.schema.attributes
@@ -233,7 +234,9 @@ class Log:
         classes = Classes.collapse(listed.good, self.overlay, types, listed.filters)
         attached, misplaced = self._given.attached(self.overlay)
         places = {row.client: row.broker for row in listed.good} | attached
-        notes = tuple(_notes(listed, types, source.conflicts))
+        # with a given schema nobody has looked which fields the events have
+        held = None if self._given.schema is not None else types.keys() | source.beside
+        notes = tuple(_notes(listed, held, source.conflicts))
         return OpenLog(source, classes, places, None, None, listed, misplaced, notes, memory)
 
     def open_for(self, session: Any, plan: Plan) -> OpenLog:
@@ -453,21 +456,22 @@ def _table(events: Any) -> Any:
     )
 
 
-def _asked_beyond(listed: Subscriptions, types: Mapping[str, Any]) -> dict[str, str]:
+def _asked_beyond(listed: Subscriptions, held: Set[str]) -> dict[str, str]:
     """Fields that filters ask for and no event has, each with a subscription that asks."""
     found: dict[str, str] = {}
     for row, filter_ in zip(listed.good, listed.filters, strict=True):
         for path in filter_.paths:
-            if path not in types and path not in CONTEXT_NAMES:
-                found.setdefault(path, row.id)
+            name = path.removesuffix(TEXT_MARK)
+            if name not in held and name not in CONTEXT_NAMES:
+                found.setdefault(name, row.id)
     return dict(sorted(found.items())[:ROWS_SHOWN])
 
 
-def _notes(listed: Subscriptions, types: Mapping[str, Any], conflicts: Sequence[Any]) -> Iterable[str]:
-    for path, id_ in _asked_beyond(listed, types).items():
+def _notes(listed: Subscriptions, held: Set[str] | None, conflicts: Sequence[Any]) -> Iterable[str]:
+    for path, id_ in _asked_beyond(listed, held).items() if held is not None else ():
         yield f"subscription {id_} asks for the field {path!r}, but no event has it"
     for conflict in conflicts[:ROWS_SHOWN]:
         yield (
             f"field {conflict.attribute!r} is {conflict.used} in most of the log but {conflict.other} in "
-            f"{conflict.file}. Rows of the other type are not used. A schema decides the type."
+            f"{conflict.file}. A comparison is NULL where the type is another than the filter's."
         )

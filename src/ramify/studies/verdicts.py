@@ -5,12 +5,18 @@ Owns the answer for one event (`matches`), and cases that say what the answer sh
 """
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from ramify.content.events.attributes import AttributeValue, Event, text_path, time_text
 from ramify.content.events.flatten import FieldMapping
+from ramify.content.events.timestamps import parse_timestamps
 from ramify.content.filters.expressions import Explanation
 from ramify.content.filters.expressions import explain as explain_filter
 from ramify.content.filters.spellings import SPELLINGS, AnyFilter, as_filter
@@ -19,16 +25,22 @@ from ramify.studies.fields import AnyEvent, as_event
 
 __all__ = ["Case", "Verdict", "judge", "matches", "read_cases"]
 
-_WHOLE = FieldMapping(id=None)
+# An event is read as a field of a record, so that none of its own fields has a meaning beforehand.
+_READ = FieldMapping(id=None, publisher=None, time=None)
+_FIELD = "e"
 _CASE_FIELDS = frozenset({"name", "event", "expect", *SPELLINGS})
 
 
-def matches(filter: AnyFilter, event: AnyEvent) -> bool:  # the word of this trade
+def matches(
+    filter: AnyFilter,  # the word of this trade
+    event: AnyEvent,
+    spelling: str | None = None,
+) -> bool:
     """Whether a filter accepts an event. Nothing is compiled: for many events use a `Matcher`.
 
-    The filter is SQL as text, an EventBridge pattern as a mapping, keywords as a list, or a `Filter`. The
-    event is a mapping, JSON text, or an `Event`. Raises `FilterError` or `InputError` for what cannot be
-    read.
+    The filter is SQL as text, an EventBridge pattern as a mapping, keywords as a list, or a `Filter`; a
+    Sigma rule is a mapping or text with `spelling="sigma"`. The event is a mapping, JSON text, or an
+    `Event`. Raises `FilterError` or `InputError` for what cannot be read.
 
     >>> import ramify
     >>> order = {"type": "order.created", "price": 120, "tags": ["sale", "books"]}
@@ -38,8 +50,49 @@ def matches(filter: AnyFilter, event: AnyEvent) -> bool:  # the word of this tra
     False
     >>> ramify.matches(["books", "music"], {"keywords": ["books"]})
     True
+    >>> rule = {"small": {"price|lt": 100}, "condition": "not small"}
+    >>> ramify.matches(rule, order, spelling="sigma")
+    True
     """
-    return as_filter(filter).holds(as_event(event, _WHOLE).values)
+    return as_filter(filter, spelling).holds(_attributes(event))
+
+
+def _attributes(given: AnyEvent) -> Mapping[str, AttributeValue]:
+    """What a filter sees of an event. `id`, `publisher` and `time` are fields like others: an event may
+    lack them or hold anything there; a time is one, with its text beside it, where it can be read so.
+
+    Raises
+    ------
+    InputError
+        When it is not an event: no JSON object, values that JSON does not have, nested too deep.
+    """
+    if isinstance(given, Event):
+        return given.values
+    if isinstance(given, Mapping):
+        try:
+            given = json.dumps(dict(given), default=_as_text)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InputError(f"the event cannot be written as JSON: {error}") from None
+    if not isinstance(given, str | bytes):
+        raise InputError(f"{type(given).__name__} is not an event: give a mapping, JSON text or an Event")
+    try:
+        text = given.encode() if isinstance(given, str) else given
+    except UnicodeEncodeError:
+        raise InputError("the event has half of a surrogate pair, which is no character") from None
+    try:
+        is_object = msgspec.json.decode(text, type=msgspec.Raw) and text.lstrip().startswith(b"{")
+    except msgspec.DecodeError as error:
+        raise InputError(f"the event cannot be used: {error}") from None
+    if not is_object:
+        raise InputError("the event cannot be used: it must be a JSON object")
+    read = as_event(b'{"%s":%s}' % (_FIELD.encode(), text), _READ)
+    prefix = f"{_FIELD}."
+    held = {path.removeprefix(prefix): value for path, value in read.attributes.items()}
+    written = held.get("time")
+    times, bad = parse_timestamps([written if isinstance(written, str) else None])
+    if isinstance(written, str) and not bad:
+        held |= {"time": times[0].as_py(), text_path("time"): written}
+    return held
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +130,7 @@ def judge(case: Case) -> Verdict:
     """The verdict on one case. Never raises for what a case holds."""
     try:
         parsed = as_filter(case.filter, case.spelling)
-        found = explain_filter(as_event(case.event, _WHOLE), parsed)
+        found = explain_filter(_attributes(case.event), parsed)
     except InputError as error:
         return Verdict(case, None, error=str(error))
     return Verdict(case, found.matched, found)
@@ -86,8 +139,9 @@ def judge(case: Case) -> Verdict:
 def read_cases(path: str | Path) -> Iterator[Case]:
     """The cases of a JSON-lines file, or of a JSON array.
 
-    A case is {"name": ..., "sql" | "pattern" | "keywords": ..., "event": {...}, "expect": true}. Name and
-    expectation may be missing. Raises `InputError` with the number of the case for one that is not so.
+    A case is {"name": ..., "sql" | "pattern" | "keywords" | "sigma": ..., "event": {...}, "expect": true}.
+    Name and expectation may be missing. Raises `InputError` with the number of the case for one that is
+    not so.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -108,13 +162,25 @@ def _rows(text: str, path: str) -> Iterator[Any]:
         if not line.strip():
             continue
         try:
-            found = json.loads(line)
+            found = json.loads(line, parse_float=_number)
         except (ValueError, RecursionError) as error:
             raise InputError(f"line {number} is not JSON ({error})", path=path) from None
         if isinstance(found, list):
             yield from found
         else:
             yield found
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, datetime):
+        return time_text(value)
+    raise TypeError(f"{type(value).__name__} is not a value of JSON")
+
+
+def _number(text: str) -> float | int:
+    """A number of a case; beyond the largest double, an integer that is beyond it too."""
+    found = float(text)
+    return found if math.isfinite(found) else int(math.copysign(1, found)) * 10**309
 
 
 def _case(row: Any, number: int) -> Case:
@@ -125,8 +191,8 @@ def _case(row: Any, number: int) -> Case:
         raise InputError(f"unknown field {unknown[0]!r}: the fields are {', '.join(sorted(_CASE_FIELDS))}")
     given = [name for name in SPELLINGS if name in row]
     if len(given) != 1 or "event" not in row:
-        raise InputError("a case has an event, and a filter in one of sql, pattern, keywords")
+        raise InputError(f"a case has an event, and a filter in one of {', '.join(SPELLINGS)}")
     expect = row.get("expect")
-    if expect not in (None, True, False, "refused"):
+    if not (expect is None or isinstance(expect, bool) or expect == "refused"):
         raise InputError(f'expect is true, false or "refused", not {expect!r}')
     return Case(str(row.get("name", f"case {number}")), given[0], row[given[0]], row["event"], expect)

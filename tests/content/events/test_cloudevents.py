@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ramify.content.events.attributes import text_path
 from ramify.content.events.cloudevents import (
     ArraySplitter,
     decode_batch,
@@ -99,9 +100,7 @@ def test_a_batch_survives_being_written_and_read(events: list[dict[str, Any]], a
 @given(EVENTS)
 def test_an_event_comes_back_with_all_that_it_said(event: dict[str, Any]) -> None:
     read = decode_events([json.dumps(event).encode()])
-    if read.rejected:
-        assert read.rejected[0].reason is R.CONFLICTING_PATHS
-        return
+    assert read.rejected == []
     (value,) = batch_to_events(read.batch)
     written = encode_event(value)
     assert b"\n" not in written
@@ -159,6 +158,7 @@ def test_context_and_data_become_columns() -> None:
         "urgent": True,
         "data.a.b": (1.0, 2.0),
         "data.n": None,
+        text_path("time"): "2024-01-01T01:00:00+01:00",
     }
     assert json.loads(event.body or b"") == {"a": {"b": [1, 2]}, "n": None}
     assert event.body_is_json
@@ -211,8 +211,8 @@ def test_an_event_is_read_the_same_alone_and_among_many(events: list[dict[str, A
     many = decode_events(records * 20, publisher=field)
     schema = EventSchema.of_batch(many.batch)
     alone = [decode_events([record], schema, publisher=field) for record in records]
-    rows = [row for decoded in alone for row in decoded.batch.to_pylist()]
-    assert many.batch.to_pylist() == rows * 20
+    rows = [event for decoded in alone for event in batch_to_events(decoded.batch)]
+    assert batch_to_events(many.batch) == rows * 20
     faults = [rejected.reason for decoded in alone for rejected in decoded.rejected]
     assert [rejected.reason for rejected in many.rejected] == faults * 20
 
@@ -255,7 +255,6 @@ def test_null_context_attributes_are_absent() -> None:
         ({"data_base64": 5}, R.BAD_CLOUDEVENT),
         ({"time": "today"}, R.BAD_TIME),
         ({"time": 1700000000}, R.BAD_TIME),
-        ({"data": {"a": {"b": 1}, "a.b": 2}}, R.CONFLICTING_PATHS),
         ({"publisher": True}, R.WRONG_TYPE),
     ],
 )
@@ -272,17 +271,16 @@ def test_one_bad_event_does_not_spoil_the_batch() -> None:
     twice = json.dumps(MINIMAL).encode()[:-1] + b',"id":"f"}'
     parts = [good, b"{}", good, b"NaN", b'{"a" "b"}', good, b"", deep, b"5", huge, b"\xff", twice, good]
     decoded = decode_batch(b" [\n" + b" ,\n".join(parts) + b"\n] ")
-    assert decoded.batch.num_rows == 4
+    assert decoded.batch.column("id").to_pylist()[3:] == ["f", MINIMAL["id"]]
     assert [(r.position, r.reason) for r in decoded.rejected] == [
         (1, R.BAD_CLOUDEVENT),
-        (3, R.NOT_FINITE),
+        (3, R.NOT_JSON),
         (4, R.NOT_JSON),
         (6, R.NOT_JSON),
         (7, R.TOO_DEEP),
         (8, R.NOT_AN_OBJECT),
         (9, R.TOO_LARGE),
         (10, R.BAD_UTF8),
-        (11, R.DUPLICATE_KEY),
     ]
 
 

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 
 from ramify.content.events.events import Event
 from ramify.content.filters.expressions import Atom, Not, boxes_of, compile_filter, evaluate, explain
-from ramify.content.filters.filters import Filter, Work
+from ramify.content.filters.filters import Filter
 from ramify.content.filters.keywords import parse_keywords
 from ramify.content.filters.pattern import parse_pattern, parse_pattern_expression
 from ramify.content.filters.sql import parse_sql
+from ramify.content.filters.work import Work
 from strategies import filters, patterns, rows
 
 EVENTS = st.lists(rows(), min_size=4, max_size=8)

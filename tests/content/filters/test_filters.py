@@ -16,14 +16,15 @@ from ramify.content.filters.pattern import parse_pattern
 from ramify.content.filters.sql import parse_sql
 from ramify.content.filters.values import number_above, numbers_equal
 from ramify.errors import FilterError
-from strategies import filters, rows, sql_filters
+from strategies import filters, rows, sql_filters, within_limits
 
 EVENTS = st.lists(rows(), min_size=4, max_size=8)
 
 
 @given(filters(), filters(), EVENTS)
 def test_operators_are_those_of_sets(f: Filter, g: Filter, events: list[dict[str, object]]) -> None:
-    both, either, neither, minus = f & g, f | g, ~f, f - g
+    with within_limits():
+        both, either, neither, minus = f & g, f | g, ~f, f - g
     for event in events:
         a, b = f.holds(event), g.holds(event)
         assert both.holds(event) == (a and b)
@@ -35,13 +36,15 @@ def test_operators_are_those_of_sets(f: Filter, g: Filter, events: list[dict[str
 @given(filters(), filters(), EVENTS)
 @settings(max_examples=60)
 def test_derived_laws(f: Filter, g: Filter, events: list[dict[str, object]]) -> None:
-    not_both, either_not, twice, simple = ~(f & g), ~f | ~g, ~~f, (f | g).simplify()
+    with within_limits():
+        not_both, either_not, twice, simple = ~(f & g), ~f | ~g, ~~f, (f | g).simplify()
+        whole, nothing = f | ~f, f & ~f
     for event in events:
         assert not_both.holds(event) == either_not.holds(event)
         assert twice.holds(event) == f.holds(event)
         assert simple.holds(event) == (f.holds(event) or g.holds(event))
-        assert (f | ~f).holds(event)
-        assert not (f & ~f).holds(event)
+        assert whole.holds(event)
+        assert not nothing.holds(event)
 
 
 @given(filters(), filters(), EVENTS)
@@ -59,10 +62,12 @@ def test_covers_and_overlaps_never_contradict_evaluation(
 
 @given(filters(), filters())
 def test_covers_sees_what_the_algebra_built(f: Filter, g: Filter) -> None:
+    with within_limits():
+        both, either = f & g, f | g
     assert f.covers(f)
-    assert f.covers(f & g)
-    assert (f | g).covers(f)
-    assert (f | g).covers(g)
+    assert f.covers(both)
+    assert either.covers(f)
+    assert either.covers(g)
     assert EVERYTHING.covers(f)
     assert f.covers(NOTHING_AT_ALL)
     assert not f.overlaps(g) or not (f & g).is_empty
@@ -128,12 +133,13 @@ def test_neighbouring_ranges_merge_into_one_box() -> None:
 
 
 def points(first: int, count: int) -> Filter:
-    return parse_sql(" OR ".join(f"x = {k} AND y = {k}" for k in range(first, first + count)))
+    at = {k: Constraint(scalars=numbers_equal([k])) for k in range(first, first + count)}
+    return Filter(merge_boxes(Box((("x", c), ("y", c))) for c in at.values()))
 
 
 def test_and_of_ors_past_the_limit_is_refused() -> None:
     text = " AND ".join(f"(a{k} = 1 OR b{k} = 1)" for k in range(40))
-    with pytest.raises(FilterError, match="more than 1024 boxes") as caught:
+    with pytest.raises(FilterError, match=r"more than 1024 boxes|too much work") as caught:
         parse_sql(text)
     assert caught.value.text == text
     assert "split it into several subscriptions" in str(caught.value)
@@ -141,7 +147,7 @@ def test_and_of_ors_past_the_limit_is_refused() -> None:
 
 def test_complements_past_the_limit_are_refused() -> None:
     text = " OR ".join(f"(a{k} = 1 AND b{k} = 1)" for k in range(40))
-    with pytest.raises(FilterError, match="more than 1024 boxes"):
+    with pytest.raises(FilterError, match=r"more than 1024 boxes|too much work"):
         parse_sql(f"NOT ({text})")
     with pytest.raises(FilterError, match=r"more than 1024 boxes|too much work"):
         parse_sql(text).complement()
@@ -155,15 +161,15 @@ def test_too_many_alternatives_are_refused() -> None:
 
 def test_patterns_and_keywords_past_the_limit_are_refused() -> None:
     wide = {f"a{k}": [{"suffix": "x"}, {"anything-but": {"wildcard": "*y*"}}] for k in range(40)}
-    with pytest.raises(FilterError, match="more than 1024 boxes") as caught:
+    with pytest.raises(FilterError, match=r"more than 1024 boxes|too much work") as caught:
         parse_pattern(wide)
     assert caught.value.text is not None
-    with pytest.raises(FilterError, match="more than 1024 boxes"):
+    with pytest.raises(FilterError, match=r"more than 1024 boxes|too much work"):
         parse_keywords([[f"a{k}", f"b{k}"] for k in range(MAX_BOXES + 1)])
 
 
 def test_a_field_with_many_undecidable_matches_takes_no_exponential_time() -> None:
-    items = [{"anything-but": {"wildcard": [f"a{k}*", f"*b{k}"]}} for k in range(200)]
+    items = [{"anything-but": {"wildcard": [f"a{k}*", f"*b{k}"]}} for k in range(60)]
     f = parse_pattern({"s": items})
     assert f.holds({"s": "a0"})
     assert not f.holds({})
@@ -182,7 +188,7 @@ def test_large_filters_are_still_compared() -> None:
 
 def test_filters_that_overlap_everywhere_are_answered_safely_or_refused() -> None:
     def rectangles(shift: int) -> Filter:
-        sides = [(k, 2000 - k, (k * 37) % 500 + shift, (k * 53) % 500 + 900) for k in range(400)]
+        sides = [(k, 2000 - k, (k * 37) % 500 + shift, (k * 53) % 500 + 900) for k in range(190)]
         return parse_sql(
             " OR ".join(f"x > {a} AND x < {b} AND y > {c} AND y < {d}" for a, b, c, d in sides)
         )
@@ -253,8 +259,8 @@ def test_the_guide_tells_the_truth() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: parse_sql(" AND ".join(f"s LIKE '%q{i}%'" for i in range(600))),
-        lambda: parse_pattern({"a": [{"wildcard": f"*s{i}*"} for i in range(2500)]}),
+        lambda: parse_sql(" AND ".join(f"s LIKE '%q{i}%'" for i in range(480))),
+        lambda: parse_pattern({"a": [{"wildcard": f"*s{i}*"} for i in range(400)]}),
         lambda: parse_keywords([[f"a{i}" for i in range(500)]]),
         lambda: ~~parse_keywords([[f"a{i}", f"b{i}"] for i in range(8)]),
     ],

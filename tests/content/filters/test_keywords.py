@@ -64,6 +64,5 @@ def test_what_is_no_list_of_keywords_is_refused(words: Any, reason: str) -> None
     assert "allowed: " in str(caught.value)
 
 
-def test_reserved_columns_hold_no_keywords() -> None:
-    with pytest.raises(FilterError, match="_body is not an attribute"):
-        parse_keywords(["a"], "_body")
+def test_an_attribute_may_have_the_name_of_a_column() -> None:
+    assert parse_keywords(["a"], "_body").holds({"_body": ("a", "b")})

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracles import pattern_matches
-from ramify.content.events.events import AttributeType
+from ramify.content.events.attributes import AttributeType, text_path
 from ramify.content.filters.expressions import evaluate
 from ramify.content.filters.pattern import FILTER_TEXT, OPERATORS, parse_pattern
 from ramify.errors import FilterError
@@ -79,9 +79,6 @@ BUT = "anything-but takes a string, a number, or a list of only strings or only 
 @pytest.mark.parametrize(
     ("marked", "reason"),
     [
-        ('{"x": [1], ‸"x": [2]}', "'x' appears twice in one object"),
-        ('{"x": [1], ‸"$or": [{"x": [2]}, {"y": [1]}]}', "the path 'x' is asked for more than once"),
-        ('{"a": {"b": [1]}, ‸"a.b": [2]}', "the path 'a.b' is asked for more than once"),
         ('{‸"x": []}', "empty arrays are not allowed"),
         ("‸{}", "empty objects are not allowed"),
         ('{"y": [1], ‸"x": {}}', "empty objects are not allowed"),
@@ -110,14 +107,7 @@ BUT = "anything-but takes a string, a number, or a list of only strings or only 
             '{"x": [{‸"numeric": [">", 1, "<", 1]}]}',
             "the bottom 1 of a numeric range must be below its top 1",
         ),
-        (
-            '{"x": [{‸"numeric": [">", 5000000001]}]}',
-            "numeric values lie between -5e9 and 5e9, not 5000000001",
-        ),
-        (
-            '{"x": [{‸"numeric": ["<", -5000000001]}]}',
-            "numeric values lie between -5e9 and 5e9, not -5000000001",
-        ),
+        ('{"x": [{‸"numeric": [">", 1e999]}]}', "a number does not fit a double"),
         ('{"x": [{‸"wildcard": "a**b"}]}', "a wildcard must not have two * in a row"),
         (r'{"x": [{‸"wildcard": "a\\b"}]}', "in a wildcard a backslash may only escape * or a backslash"),
         (r'{"x": [{‸"wildcard": "a\\"}]}', "in a wildcard a backslash may only escape * or a backslash"),
@@ -165,7 +155,6 @@ BUT = "anything-but takes a string, a number, or a list of only strings or only 
         ('{"NaN": [‸NaN]}', "NaN is not a JSON number"),
         ('{"x": [‸-Infinity]}', "-Infinity is not a JSON number"),
         ('{‸"x": [1e999]}', "a number does not fit a double"),
-        ('{‸"_nulls": ["a"]}', "_nulls is not an attribute: the name is kept for the event itself"),
     ],
 )
 def test_what_amazon_refuses_is_refused_with_its_place(marked: str, reason: str) -> None:
@@ -202,7 +191,7 @@ def test_a_bad_cidr_block_is_refused(block: str) -> None:
         ('{"x": ["' + "a" * FILTER_TEXT + '"]}', f"the pattern is {FILTER_TEXT + 11} characters long"),
         ('{"a": ' * 40 + "[1]" + "}" * 40, "the pattern is nested too deeply"),
         ("[" * 100_000, f"the pattern is {100_000} characters long"),
-        ("[" * 60_000, "the pattern is nested too deeply"),
+        ("[" * 10_000, "the pattern is nested too deeply"),
     ],
 )
 def test_what_is_no_pattern_is_refused(pattern: Any, reason: str) -> None:
@@ -222,14 +211,45 @@ def test_the_error_shows_the_text_and_a_caret() -> None:
     ]
 
 
-def test_times_cannot_be_compared_in_a_pattern() -> None:
+def test_a_time_is_matched_as_the_text_that_it_was_written_with() -> None:
     schema = {"ts": AttributeType.TIMESTAMP}
-    with pytest.raises(FilterError, match="time is a timestamp, which patterns cannot compare"):
-        parse_pattern({"time": ["2026-01-31"]})
-    with pytest.raises(FilterError, match="ts is a timestamp"):
-        parse_pattern({"ts": [{"prefix": "2026"}]}, schema)
-    assert parse_pattern({"time": [{"exists": True}]}).holds({"time": datetime(2026, 1, 31, tzinfo=UTC)})
+    noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    january = parse_pattern({"time": [{"prefix": "2026-01-"}]})
+    assert january.holds({"time": noon})
+    assert not january.holds({"time": datetime(2026, 2, 1, tzinfo=UTC)})
+    assert not january.holds({})
+    assert parse_pattern({"time": ["2026-01-31T12:00:00Z"]}).holds({"time": noon})
+    assert parse_pattern({"time": ["2026-01-31T12:00:00.25Z"]}).holds(
+        {"time": noon.replace(microsecond=250_000), text_path("time"): "2026-01-31T12:00:00.25Z"}
+    )
+    assert parse_pattern({"time": [{"exists": True}]}).holds({"time": noon})
+    assert parse_pattern({"ts": [{"suffix": "Z"}]}, schema).holds({"ts": noon})
+    assert parse_pattern({"ts": ["soon"]}, schema).holds({"ts": "soon"})
     assert parse_pattern({"ts": [None, {"exists": False}]}, schema).holds({})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "same"),
+    [
+        ('{"x": [1], "x": [2]}', '{"x": [2]}'),
+        ('{"a": {"b": [1]}, "a": {"c": [2]}}', '{"a": {"b": [1], "c": [2]}}'),
+        ('{"a": {"b": [1]}, "a.b": [2]}', '{"a.b": [2]}'),
+        ('{"x": [1], "$or": [{"x": [2]}, {"y": [3]}]}', '{"$or": [{"x": [2]}, {"x": [1], "y": [3]}]}'),
+        ('{"$or": [{"x": [2]}, {"y": [3]}], "x": [1]}', '{"$or": [{"x": [1]}, {"x": [1], "y": [3]}]}'),
+    ],
+)
+def test_a_path_that_is_asked_for_again_replaces_what_was_asked_before(pattern: str, same: str) -> None:
+    assert parse_pattern(pattern) == parse_pattern(same)
+
+
+def test_numbers_may_be_epoch_milliseconds() -> None:
+    recent = parse_pattern({"at": [{"numeric": [">=", 1767225600000]}]})
+    assert recent.holds({"at": 1767225600000})
+    assert not recent.holds({"at": 1767225599999})
+
+
+def test_names_of_columns_can_be_asked_for() -> None:
+    assert parse_pattern({"_nulls": ["a"]}).holds({"_nulls": "a"})
 
 
 # ----------------------------------------------------------------- what operators mean
@@ -286,9 +306,6 @@ def test_reserved_names_are_fields_outside_or() -> None:
     assert parse_pattern({"prefix": ["a"], "exists": [True]}).holds({"prefix": "a", "exists": True})
 
 
-def test_a_schema_lets_the_algebra_see_more() -> None:
-    schema = {"x": AttributeType.INT64}
-    one, other = {"x": [1]}, {"x": [2]}
-    assert parse_pattern(one).overlaps(parse_pattern(other))  # an array may hold both
-    assert not parse_pattern(one, schema).overlaps(parse_pattern(other, schema))
+def test_only_id_and_publisher_are_known_not_to_be_arrays() -> None:
+    assert parse_pattern({"x": [1]}).overlaps(parse_pattern({"x": [2]}))  # an array may hold both
     assert not parse_pattern({"id": ["a"]}).overlaps(parse_pattern({"id": ["b"]}))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oracles import sql_verdict
+from oracles import like_regex, sql_verdict
 from ramify.content.events.events import AttributeType
 from ramify.content.filters.expressions import evaluate
 from ramify.content.filters.sql import ALLOWED, FILTER_TEXT, parse_sql, parse_sql_expression
@@ -82,7 +82,7 @@ def refusal(text: str, schema: dict[str, AttributeType] | None = None) -> Filter
     ("marked", "reason"),
     [
         ("price < ‸UPPER('x')", "unknown function UPPER"),
-        ("‸UPPER(s) = 'A'", "unknown function UPPER"),
+        ("‸TRIM(s) = 'A'", "unknown function TRIM"),
         ("x = 1 AND ‸nonsense(x) = 2", "unknown function NONSENSE"),
         ("ts > ‸current_timestamp()", "unknown function CURRENT_TIMESTAMP"),
         ("ts > ‸now()", "unknown function NOW"),
@@ -98,7 +98,10 @@ def refusal(text: str, schema: dict[str, AttributeType] | None = None) -> Filter
         ("x = ‸'5'::int", "CAST is not allowed"),
         ("‸CASE WHEN x = 1 THEN TRUE END", "CASE is not allowed"),
         ("s ‸RLIKE 'a'", "RLIKE is not allowed"),
-        ("s ‸ILIKE 'a'", "ILIKE is not allowed"),
+        ("s ILIKE ‸5", "ILIKE needs one string"),
+        ("‸lower(s) < 'a'", "lower is only allowed with = <> IN and LIKE"),
+        ("lower(s) = ‸5", "lower gives a string and is compared with number"),
+        ("upper(s) = ‸t", "two attributes cannot be compared"),
         ("s LIKE 'a' ‸ESCAPE '!'", "ESCAPE is not allowed"),
         ("s LIKE ‸ANY ('a', 'b')", "ANY is not allowed"),
         ("x ‸<=> 5", "<=> is not allowed"),
@@ -118,14 +121,12 @@ def refusal(text: str, schema: dict[str, AttributeType] | None = None) -> Filter
         ("‸x = 5 = TRUE", "a comparison needs an attribute on one side"),
         ("‸5", "a literal is not a predicate"),
         ("‸t.* = 5", "* is not an attribute"),
-        ("‸_body = 'x'", "_body is not an attribute: the name is kept for the event itself"),
         ("‸x BETWEEN SYMMETRIC 1 AND 2", "BETWEEN SYMMETRIC is not allowed"),
         ("s LIKE ‸5", "LIKE needs one string"),
         (r"s LIKE ‸'a\\b'", "a LIKE pattern must not escape 'b': only %, _ and \\"),
         (r"s LIKE ‸'a\\'", "a LIKE pattern must not end with the escape character"),
         ("array_contains(tags, ‸s)", "array_contains needs a literal to look for"),
         ("‸array_contains(tags, NULL)", "array_contains cannot look for NULL"),
-        ("‸array_contains(tags, TRUE)", "array_contains looks for a string or a number"),
         ("array_contains(tags, 'a', ‸'b')", "array_contains takes two arguments"),
         ("array_contains(‸UPPER(s), 'a')", "unknown function UPPER"),
         ("x = ‸1e400", "1e400 is not a number that fits a double"),
@@ -143,10 +144,13 @@ def refusal(text: str, schema: dict[str, AttributeType] | None = None) -> Filter
         ("b OR b = ‸1", "b was used as boolean (position 0) and is used as number"),
         ("x IN (1, ‸'a')", "IN mixes number and string"),
         ("x BETWEEN 1 AND ‸'b'", "x was used as number (position 10) and is used as string"),
-        ("s = '' AND array_contains(s, ‸'a')", "s was used as string (position 4) and is used as array"),
+        (
+            "s = '' AND array_contains(s, ‸'a')",
+            "s was used as string (position 4) and is used as array of strings",
+        ),
         # the columns that every event has
-        ("time > ‸5", "time is timestamp in the schema and is used as number"),
-        ("id = ‸5", "id is string in the schema and is used as number"),
+        ("time > ‸5", "time is a timestamp and is used as number"),
+        ("id = ‸5", "id is a string and is used as number"),
         ("time > ‸'soon'", f"'soon' {NO_TIME}"),
     ],
 )
@@ -159,22 +163,21 @@ def test_what_is_not_allowed_is_refused_with_its_place(marked: str, reason: str)
     assert error.allowed == ALLOWED
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("x = 'a'", "x is int64 in the schema and is used as string"),
-        ("y LIKE 'a'", "y is double in the schema and is used as string"),
-        ("s", "s is string in the schema and is used as boolean"),
-        ("b = 1", "b is boolean in the schema and is used as number"),
-        ("ts = 5", "ts is timestamp in the schema and is used as number"),
-        ("array_contains(s, 'a')", "s is string in the schema and is used as array"),
-        ("array_contains(tags, 5)", "tags is array<string> in the schema and is used as array of numbers"),
-        ("tags = 'a'", "tags is array<string> in the schema and is used as string"),
-        ("ts > '2026-02-30'", f"'2026-02-30' {NO_TIME}"),
-    ],
-)  # fmt: skip
-def test_types_are_held_to_the_schema(text: str, reason: str) -> None:
-    assert refusal(text, SCHEMA).reason == reason
+def test_a_schema_is_what_most_events_hold_and_refuses_no_filter() -> None:
+    for text, row in (
+        ("x = 'a'", {"x": "a"}),
+        ("y LIKE 'a'", {"y": "a"}),
+        ("s", {"s": True}),
+        ("ts = 5", {"ts": 5}),
+        ("array_contains(s, 'a')", {"s": ("a",)}),
+        ("array_contains(tags, 5)", {"tags": (5, "a")}),
+        ("array_contains(tags, TRUE)", {"tags": (True,)}),
+        ("tags = 'a'", {"tags": "a"}),
+    ):
+        assert parse_sql(text, SCHEMA).holds(row), text
+    with pytest.raises(FilterError, match="x is a int64 and is used as string"):
+        parse_sql("x = 'a'", SCHEMA, strict=True)
+    assert refusal("ts > '2026-02-30'", SCHEMA).reason == f"'2026-02-30' {NO_TIME}"
 
 
 def test_the_error_shows_the_text_a_caret_and_what_is_allowed() -> None:
@@ -187,13 +190,13 @@ def test_the_error_shows_the_text_a_caret_and_what_is_allowed() -> None:
 
 
 def test_the_caret_finds_its_line_and_long_lines_are_cut() -> None:
-    second = str(refusal("x = 1\nAND UPPER(s) = 'A'")).splitlines()
-    assert second[1:3] == ["  AND UPPER(s) = 'A'", "      ^"]
-    far = "x = 1 AND " * 50 + "UPPER(s) = 'A'"
+    second = str(refusal("x = 1\nAND TRIM(s) = 'A'")).splitlines()
+    assert second[1:3] == ["  AND TRIM(s) = 'A'", "      ^"]
+    far = "x = 1 AND " * 50 + "TRIM(s) = 'A'"
     lines = str(refusal(far)).splitlines()
-    assert lines[0] == "unknown function UPPER at position 500"
+    assert lines[0] == "unknown function TRIM at position 500"
     assert len(lines[1]) < 120
-    assert lines[1][lines[2].index("^") :].startswith("UPPER")
+    assert lines[1][lines[2].index("^") :].startswith("TRIM")
 
 
 def test_a_syntax_error_far_behind_equal_text_points_at_itself() -> None:
@@ -219,7 +222,7 @@ def test_nesting_length_and_surrogates_are_bounded() -> None:
     assert deep.position == 32
     assert parse_sql("(" * 32 + "b" + ")" * 32).holds({"b": True})
     assert parse_sql("s = '" + "(" * 40 + "'").holds({"s": "(" * 40})  # brackets in a string do not count
-    assert refusal("NOT " * 5000 + "b").reason == "the filter is nested too deeply"
+    assert refusal("NOT " * 2000 + "b").reason == "the filter is nested too deeply"
     assert (
         refusal("s = '" + "a" * FILTER_TEXT + "'").reason
         == f"the filter is {FILTER_TEXT + 6} characters long"
@@ -229,9 +232,9 @@ def test_nesting_length_and_surrogates_are_bounded() -> None:
 
 
 def test_a_long_chain_is_not_nesting() -> None:
-    f = parse_sql(" OR ".join(f"x = {k}" for k in range(3000)))
+    f = parse_sql(" OR ".join(f"x = {k}" for k in range(900)))
     assert len(f.boxes) == 1
-    assert f.holds({"x": 2999})
+    assert f.holds({"x": 899})
 
 
 # ----------------------------------------------------------------- literals, checked against Spark 4
@@ -439,3 +442,60 @@ def test_comments_and_operators_of_spark_are_read() -> None:
 def test_a_call_behind_a_dot_is_a_function_too(text: str) -> None:
     with pytest.raises(FilterError, match="function"):
         parse_sql(text)
+
+
+# ------------------------------------------------------------------------------------- in any case
+
+
+def pattern_codes(pattern: str) -> list[Any]:
+    return [("%",) if c == "%" else ("_",) if c == "_" else c for c in pattern]
+
+
+@given(st.text("aAbBéÉ1%_", max_size=5), st.text("aAbBéÉ1", max_size=5))
+def test_case_is_folded_before_a_pattern_is_matched(pattern: str, text: str) -> None:
+    lower, upper = text.lower(), text.upper()
+    event = {"s": text}
+    regex = like_regex(pattern_codes(pattern))
+    folded = like_regex(pattern_codes(pattern.lower()))
+    assert parse_sql(f"s ILIKE '{pattern}'").holds(event) == (folded.fullmatch(lower) is not None)
+    assert parse_sql(f"upper(s) ILIKE '{pattern}'").holds(event) == (folded.fullmatch(lower) is not None)
+    assert parse_sql(f"lower(s) LIKE '{pattern}'").holds(event) == (regex.fullmatch(lower) is not None)
+    assert parse_sql(f"upper(s) LIKE '{pattern}'").holds(event) == (regex.fullmatch(upper) is not None)
+    assert parse_sql(f"upper(s) = '{pattern}'").holds(event) == (upper == pattern)
+    assert parse_sql(f"lower(s) IN ('{pattern}', 'ab')").holds(event) == (lower in (pattern, "ab"))
+    assert parse_sql(f"lower(s) <> '{pattern}'").holds(event) == (lower != pattern)
+    assert not parse_sql(f"s NOT ILIKE '{pattern}'").holds({})
+
+
+def test_what_has_no_case_is_the_same_filter_without_folding() -> None:
+    assert parse_sql("s ILIKE '%12%'") == parse_sql("s LIKE '%12%'")
+    assert parse_sql("lower(s) = '12'") == parse_sql("s = '12'")
+    assert (
+        parse_sql("s ILIKE 'AB%'") == parse_sql("lower(s) LIKE 'ab%'") == parse_sql("UPPER(s) LIKE 'AB%'")
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "holds"),
+    [
+        ("y = 5L", 5.0, True),
+        ("y = 9007199254740993L", 9007199254740992.0, True),
+        ("y = 9007199254740993D", 9007199254740992.0, True),
+        ("y < -5L", -5.5, True),
+        ("y IN (1S, 2Y)", 2.0, True),
+    ],
+)
+def test_suffixed_literals_meet_doubles(text: str, value: float, holds: bool) -> None:
+    assert parse_sql(text, SCHEMA).holds({"y": value}) == holds
+
+
+def test_the_least_integers_have_a_suffix_too() -> None:
+    assert parse_sql("x = -128Y AND z = -9223372036854775808L").holds({"x": -128, "z": -(2**63)})
+    assert parse_sql("x = 9007199254740993D").holds({"x": 2**53})
+    assert refusal("x = 128Y").reason == "128 does not fit 8 bits"
+    assert refusal("x = -129Y").reason == "129 does not fit 8 bits"
+
+
+@pytest.mark.parametrize("name", ["_x", "__", "_", "_1", "_x._y", "d._z", "_5L", "_1D"])
+def test_names_may_begin_with_an_underscore(name: str) -> None:
+    assert parse_sql(f"{name} = 5 AND {name} IS NOT NULL").holds({name: 5})

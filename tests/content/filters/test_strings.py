@@ -18,8 +18,11 @@ from ramify.content.filters.strings import (
     cidr,
     fold,
     glob,
+    has_case,
     ignore_case,
     literal_prefix,
+    may_be_implied,
+    nocase_glob,
 )
 
 TEXTS = st.text("abB\0é", max_size=6)
@@ -59,6 +62,8 @@ def string_tests() -> st.SearchStrategy[StringTest]:
     kinds = st.sampled_from([TestKind.NOCASE, TestKind.NOCASE_PREFIX, TestKind.NOCASE_SUFFIX])
     return st.one_of(
         CODES.map(lambda codes: StringTest(TestKind.GLOB, glob(codes))),
+        CODES.map(lambda codes: nocase_glob(glob(codes))),
+        CODES.map(lambda codes: StringTest(TestKind.NOCASE_GLOB, glob(codes))),
         st.tuples(words, kinds).map(lambda wk: ignore_case(*wk)),
         st.sampled_from(["10.0.0.0/8", "10.1.0.0/16", "10.1.2.3/16", "::/0", "fe80::/10"]).map(cidr),
     )
@@ -81,6 +86,28 @@ def test_implication_is_sound(a: StringTest, b: StringTest, texts: list[str]) ->
     assert a.implies(a)
     if a.implies(b):
         assert all(b.holds(t) for t in texts if a.holds(t))
+
+
+@given(string_tests(), st.frozensets(string_tests(), max_size=4))
+def test_the_quick_look_misses_no_implication(asked: StringTest, by: frozenset[StringTest]) -> None:
+    if any(test.implies(asked) for test in by):
+        assert may_be_implied(asked, by)
+
+
+@given(CODES, TEXTS)
+def test_a_caseless_glob_is_the_glob_of_folded_text(codes: list[int], text: str) -> None:
+    folded = "".join(map(chr, fold(text)))
+    held = StringTest(TestKind.GLOB, glob(codes)).holds(folded)
+    assert nocase_glob(glob(codes)).holds(text) == held
+    assert StringTest(TestKind.NOCASE_GLOB, glob(codes)).holds(text) == held
+
+
+def test_letters_have_case_where_another_letter_folds_to_the_same() -> None:
+    letters = [c for c in range(0x250) if not 0xD800 <= c <= 0xDFFF]
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for c in [*range(0x2FFF)]:
+        alike.setdefault(fold(chr(c)), []).append(c)
+    assert all(has_case(c) == (len(alike[fold(chr(c))]) > 1) for c in letters)
 
 
 @given(CODES, CODES, CODES)

@@ -74,8 +74,8 @@ def test_a_missing_file_is_an_error_with_its_path() -> None:
 
 
 def test_the_schema_is_used() -> None:
-    read = read_subscriptions([line(sql="x = 'a'")], {"x": AttributeType.INT64})
-    assert "int64" in read.bad[0].reason
+    read = read_subscriptions([line(sql="x > 'soon'")], {"x": AttributeType.TIMESTAMP})
+    assert "'soon' is not a timestamp" in read.bad[0].reason
 
 
 WORDS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=5)

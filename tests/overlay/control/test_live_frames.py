@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramify.content.events.attributes import OTHERS, LeafList
 from ramify.content.events.events import AttributeType, Event, EventSchema, batch_to_events, events_to_batch
 from ramify.errors import InputError, LimitError, RamifyError
 from ramify.overlay.control import frames
@@ -252,3 +253,21 @@ def test_a_frame_beyond_what_a_server_takes_is_cut() -> None:
     assert len(parts) == 2
     assert all(len(encode_events(part)) <= MOST_FRAME_BYTES for part in parts)
     assert events([decode_events(encode_events(part), LINK_LIMITS) for part in parts]) == events([heavy])
+
+
+PLACED = LeafList([1, "b"], [((0, 0),), ((0, 1),)])
+MIXED: list[Any] = [1, 2**60, 0.5, "a", True, None, ("a", 1), (None,), (), PLACED]
+
+
+@given(st.lists(st.lists(st.sampled_from(MIXED), max_size=5), max_size=5), st.integers(1200, 6000))
+def test_values_without_a_column_travel_with_their_events(rows: list[list[Any]], most: int) -> None:
+    made = [
+        [Event(f"{k}/{i}", "p", attributes={"x": value}, body=b"b" * 20) for i, value in enumerate(values)]
+        for k, values in enumerate(rows)
+    ]
+    joined = concat(events_to_batch(events) for events in made)
+    cut = [part for batch in joined for part in split(batch, most)]
+    there = [decode_events(encode_events(part)) for part in cut]
+    assert [e for part in there for e in batch_to_events(part)] == [e for events in made for e in events]
+    for part in there:
+        assert OTHERS not in part.schema.names or any(part.column(OTHERS).to_pylist())

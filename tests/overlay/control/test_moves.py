@@ -87,7 +87,7 @@ class Side:
 
 
 class World:
-    """One who publishes at the first broker, a client that is asked to move, a leader that may die.
+    """A publisher at the first broker, a client that is asked to move, a leader that may die.
 
     Events to another broker are under way until they arrive, in order.
     """
@@ -557,7 +557,7 @@ def test_a_plan_made_for_the_old_place_has_the_client_at_the_new_one() -> None:
 
 
 def test_a_plan_that_cannot_have_the_client_there_is_refused() -> None:
-    # mirror-all leads nowhere but to who subscribes
+    # mirror-all leads to subscribers only
     rows = [Subscription("c/s", "c", BROKERS[1], "x >= 0")]
     problem = Problem.of(OVERLAY, Classes.collapse(rows, OVERLAY, {}), Demand.of([]))
     book, _ = Book.first(make_plan("mirror-all", problem), iter(map(str, range(99))).__next__)
@@ -595,7 +595,7 @@ def test_suggestions_are_moves_that_pay_and_summaries_count_every_event_once(tmp
     # c wants all of them, d those with x = 1
     assert (by_name["c"].received_events, by_name["d"].received_events) == (80, 40)
     assert by_name["c"].published_events == 0
-    # who may not be asked is not
+    # a client that may not be asked is not asked
     cheap = access | {("c", BROKERS[0]): 0.0}
     kept = suggest(plan, tmp_path, [str(file)], access=cheap, may_move=lambda client, _: client != "c")
     assert not kept.moves

@@ -1,6 +1,7 @@
 """A coordinator's decisions: plans follow records, whatever comes between two writes."""
 
 import itertools
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -52,6 +53,7 @@ SPELLED = [
         f.get("sql"),
         None if "pattern" not in f else {"x": [{"numeric": [">", 6]}]},
         list(f["keywords"]) if "keywords" in f else None,
+        json.loads(f["sigma"]) if "sigma" in f else None,
     )
     for f in FILTERS
 ]
@@ -164,6 +166,7 @@ def registry(values: Mapping[str, bytes]) -> dict[str, Subscription]:
                         held.filter.sql,
                         None if held.filter.pattern is None else '{"x": [{"numeric": [">", 6]}]}',
                         None if words is None else tuple(words),  # type: ignore[arg-type]
+                        sigma=None if held.filter.sigma is None else FILTERS[-1]["sigma"],  # type: ignore[arg-type]
                     )
     return found
 
@@ -330,7 +333,7 @@ def test_a_change_is_active_only_where_events_are_routed_with_it() -> None:
     asked = ask(None, request(book, "subscribe", "new", "x"), rules(book))
     book.put_records([asked.record])
     book.revise(asked.ids)
-    # the plan cannot take it: whoever confirms what, it is not active
+    # the plan cannot take it: whatever brokers confirm, it is not active
     assert book.head.lacks
     assert set(book.missing(asked.ids, book.epochs.revision)) == {"v0", "v1"}
     made = ReplanResult.decode(make_plans(ReplanJob(grown(book.head.plan, book.wanted), ["mst"]).encode()))
@@ -374,7 +377,7 @@ def test_a_plan_may_lack_what_the_head_lacks_too() -> None:
     assert book.missing(asked.ids, 1)
 
 
-def test_a_new_base_is_spelled_as_those_who_read_it_spell_it() -> None:
+def test_a_new_base_is_spelled_as_its_readers_spell_it() -> None:
     store, names = Stored(), Names()
     rows = [Subscription(id_, "c", "v0", sql="x > 1") for id_ in ("a", "b")]
     classes = Classes.collapse(rows, WORLD.overlay, SCHEMA.attributes)

@@ -96,7 +96,7 @@ def test_ranges_are_those_of_the_type_and_long_texts_are_cut(spark: SparkSession
     assert found["never"]["top"] == []
 
 
-def test_too_many_values_are_estimated_and_say_so_whoever_reads_them(spark: SparkSession) -> None:
+def test_too_many_values_are_estimated_and_say_so_to_every_reader(spark: SparkSession) -> None:
     """There are too many in one task; none of seven tasks has too many by itself."""
     events = random_events(43, 6_000)
     found, other = (rows_of(spark, events, parts, exact_up_to=1_000, top=2) for parts in (1, 7))

@@ -6,7 +6,7 @@ asked for its column: a client that has sent no batch needs none. Batches are in
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import IntEnum, StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, Self, TypeAlias
@@ -35,6 +35,7 @@ __all__ = [
     "RejectedRecord",
     "Scalar",
     "text_path",
+    "time_text",
 ]
 
 Scalar: TypeAlias = str | int | float | bool | datetime
@@ -48,15 +49,14 @@ BODY = "_body"
 BODY_IS_JSON = "_body_is_json"
 NULLS = "_nulls"
 
+OTHERS = "_others"
+"""The column for what no other column of a batch holds: see `others`."""
+
 CONTEXT_NAMES = frozenset({"id", "publisher", "time"})
 """Fixed columns that a filter may name as if they were attributes."""
 
-RESERVED_NAMES = frozenset({SIZE_BYTES, BODY, BODY_IS_JSON, NULLS})
-"""Fixed columns that no filter may name and no record may use as a top-level field."""
-
-
-OTHERS = "_others"
-"""The column for what no other column of a batch holds: see `others`."""
+RESERVED_NAMES = frozenset({SIZE_BYTES, BODY, BODY_IS_JSON, NULLS, OTHERS})
+"""Columns that are no attributes. An attribute of such a name has no column: it is in `_others`."""
 
 TEXT_MARK = "\0text"
 
@@ -67,6 +67,14 @@ def text_path(path: str) -> str:
     The text is the one that the event was written with; where an event has none, RFC 3339 in UTC.
     """
     return path + TEXT_MARK
+
+
+def time_text(moment: datetime) -> str:
+    """The canonical text of a time: RFC 3339 in UTC, with as many of 0, 3 or 6 digits as it needs."""
+    digits = "seconds" if not moment.microsecond else "microseconds"
+    if moment.microsecond and moment.microsecond % 1000 == 0:
+        digits = "milliseconds"
+    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec=digits) + "Z"
 
 
 class ElementKind(IntEnum):
@@ -172,18 +180,18 @@ class Event:
 
 
 class RejectReason(StrEnum):
-    """Why a record was not used: one code per thing that a user would fix differently."""
+    """Why a record was not used: one code per thing that a user would fix differently.
+
+    No attribute is a reason: whatever it holds has a place in a batch. `WRONG_TYPE` is for the fields that
+    are to be an event's id or publisher.
+    """
 
     NOT_JSON = "not_json"
     NOT_AN_OBJECT = "not_an_object"
     NO_ID = "no_id"
-    DUPLICATE_KEY = "duplicate_key"
-    CONFLICTING_PATHS = "conflicting_paths"
     WRONG_TYPE = "wrong_type"
-    NOT_FINITE = "not_finite"
     TOO_LARGE = "too_large"
     TOO_DEEP = "too_deep"
-    RESERVED_NAME = "reserved_name"
     BAD_UTF8 = "bad_utf8"
     BAD_TIME = "bad_time"
     BAD_CLOUDEVENT = "bad_cloudevent"

@@ -15,8 +15,10 @@ Specification: CloudEvents 1.0.2, and its JSON Event Format, sections 2.2, 3 and
 
 import base64
 import binascii
+import math
 import re
 from collections.abc import Iterable
+from datetime import datetime
 from functools import lru_cache, partial
 from itertools import compress
 from typing import Any
@@ -25,6 +27,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from ramify.content.events.attributes import TEXT_MARK, text_path, time_text
 from ramify.content.events.events import DecodedBatch, Event, EventSchema, RejectReason, batch_to_events
 from ramify.content.events.flatten import FieldMapping, Parser, decode, parse_shapes
 from ramify.content.events.framing import ArraySplitter, array_records
@@ -43,6 +46,7 @@ __all__ = [
 ]
 
 _REQUIRED = frozenset({"specversion", "id", "source", "type"})
+_CONTEXT = frozenset({"id", "publisher", "time", "data_base64"})
 _STRINGS = _REQUIRED | {"subject", "dataschema", "datacontenttype"}
 _SCALARS = frozenset({str, int, bool, type(None)})
 
@@ -78,7 +82,8 @@ def encode_event(event: Event, *, wrap_as: str | None = None) -> bytes:
     """One event in structured mode, on a single line.
 
     The context attributes are those with legal names; the body is `data` if it is JSON and `data_base64`
-    if not. An event without a body takes its data from the attributes `data` or `data.*`.
+    if not. An event without a body takes its data from the attributes `data` or `data.*`, under their flat
+    names; the fields of objects in arrays are an array each then.
 
     `wrap_as` makes an envelope of that type for an event that never had one: the source is its publisher,
     the data its body, or all its attributes where it has no body.
@@ -108,8 +113,8 @@ def cloudevents_parser(publisher: str = "source") -> Parser:
     return partial(_parse, publisher=publisher)
 
 
-def _parse(records: Records, _: FieldMapping, publisher: str) -> ParsedRecords:
-    parsed = parse_shapes(records, _spread)
+def _parse(records: Records, _: FieldMapping, keep: frozenset[str] | None, publisher: str) -> ParsedRecords:
+    parsed = parse_shapes(records, _spread, None if keep is None else keep | _CONTEXT | {publisher})
     leaves, faults, index = parsed.leaves, parsed.faults, parsed.index
     leaves.columns.pop("specversion", None)
     encoded = leaves.columns.pop("data_base64", Leaf())
@@ -243,18 +248,19 @@ def _envelope(event: Event) -> dict[str, Any]:
     if event.publisher not in (None, context["source"]):
         context["publisher"] = event.publisher
     if event.time is not None:
-        context["time"] = event.time
+        context["time"] = _time_text(event, "time", event.time)
     for path in sorted(event.attributes):
         value = event.attributes[path]
-        if path in context or path == "data" or path.startswith("data."):
+        if path in context or path == "data" or path.startswith("data.") or path.endswith(TEXT_MARK):
             continue
+        value = _whole(value) if isinstance(value, float) else value
         if not _is_legal(path) or isinstance(value, float | tuple):
             raise InputError(
                 f"event {event.id!r}: the attribute {path!r} has no place in a CloudEvent; "
                 "names have only a-z and 0-9, values are strings, integers, booleans or times"
             )
         if value is not None:
-            context[path] = value
+            context[path] = _json_value(event, path, value)
     return {**context, **_data(event, prefix="data.")}
 
 
@@ -266,14 +272,16 @@ def _wrapped(event: Event, kind: str) -> dict[str, Any]:
         "type": kind,
     }
     if event.time is not None:
-        context["time"] = event.time
+        context["time"] = _time_text(event, "time", event.time)
     return {**context, **_data(event, prefix="")}
 
 
 def _data(event: Event, prefix: str) -> dict[str, Any]:
     """The `data` or `data_base64` member."""
     inner = {
-        path.removeprefix(prefix): v for path, v in event.attributes.items() if path.startswith(prefix)
+        path.removeprefix(prefix): _json_value(event, path, value)
+        for path, value in event.attributes.items()
+        if path.startswith(prefix) and not path.endswith(TEXT_MARK)
     }
     if event.body is not None and event.body_is_json:
         return {"data": msgspec.Raw(event.body)}
@@ -282,5 +290,29 @@ def _data(event: Event, prefix: str) -> dict[str, Any]:
             raise InputError(f"event {event.id!r} has a binary body and attributes data.*; keep one")
         return {"data_base64": base64.b64encode(event.body).decode()}
     if prefix and "data" in event.attributes:
-        return {"data": event.attributes["data"]}
+        return {"data": _json_value(event, "data", event.attributes["data"])}
     return {"data": inner} if inner else {}
+
+
+def _json_value(event: Event, path: str, value: Any) -> Any:
+    """An attribute as JSON writes it. Infinity is a number beyond a double, as which it came in."""
+    if isinstance(value, tuple):
+        return [_json_value(event, path, element) for element in value]
+    if isinstance(value, datetime):
+        return _time_text(event, path, value)
+    if isinstance(value, float) and math.isinf(value):
+        return msgspec.Raw(b"1e999" if value > 0 else b"-1e999")
+    return value
+
+
+def _time_text(event: Event, path: str, time: datetime) -> str:
+    """A time as it was written; where nobody wrote it, in the canonical form."""
+    written = event.attributes.get(text_path(path))
+    return written if isinstance(written, str) else time_text(time)
+
+
+def _whole(number: float) -> Any:
+    """A context attribute that is an integer beyond 64 bits, as an integer again."""
+    if math.isinf(number):
+        return msgspec.Raw(b"-" * (number < 0) + b"1" + b"0" * 309)
+    return msgspec.Raw(str(int(number)).encode()) if number.is_integer() else number

@@ -1,12 +1,16 @@
 """An Arrow batch as the flat arrays that the matcher's kernels read.
 
+A value stands in the column of its attribute, or, where it does not fit there, in the column `_others`
+(see `others`). Kernels see both alike: a row's value at a path is a range of elements, of one kind or, in
+an array of several types, of a kind each.
+
 Only the columns that some filter looks at are touched, and no row is visited in Python. Fixed-width
 columns are viewed or cast, strings are copied once as offsets and bytes. Any Arrow spelling of a type will
 do (dictionaries, views, dates, decimals); a column that no filter could look at, such as a struct, is a
 SchemaError when some filter asks for it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +18,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ramify.content.events.events import NULLS, AttributeType
+from ramify.content.events.attributes import (
+    NULLS,
+    OTHERS,
+    RESERVED_NAMES,
+    TEXT_MARK,
+    AttributeType,
+    ElementKind,
+    text_path,
+)
+from ramify.content.events.timestamps import canonical_texts
 from ramify.errors import SchemaError
 
 __all__ = [
@@ -22,17 +35,28 @@ __all__ = [
     "BOOL",
     "FLOAT",
     "INT",
+    "MIXED",
+    "NULL",
+    "RUN_COLUMN",
+    "RUN_FIRST",
+    "RUN_KIND",
+    "RUN_LAST",
+    "RUN_LIST",
+    "RUN_PLACED",
     "STRING",
     "TIME",
     "WHOLE_MOST",
     "Columns",
     "bind_columns",
     "ordered",
+    "other_scalars",
     "plain_column",
     "whole_numbers",
 ]
 
 ABSENT_TYPE, INT, FLOAT, BOOL, TIME, STRING = 0, 1, 2, 3, 4, 5
+# of elements in `_others`: JSON's null, and an array whose elements are of several kinds
+NULL, MIXED = 0, 6
 
 
 class Columns(NamedTuple):
@@ -49,7 +73,19 @@ class Columns(NamedTuple):
     values: NDArray[np.int64]  # what predicates compare: int64, times, booleans; doubles as `ordered`
     order: NDArray[np.int64]  # in step with values: numbers as `ordered` doubles, for dyadic intervals
     whole: NDArray[np.int64]  # in step with values: whole numbers as int64, for equality
+    # what rows hold beside their columns: runs of items, by row and column; empty when there is nothing
+    mixed: NDArray[np.bool_]  # [c] whether any row has a run for the column
+    run_start: NDArray[np.int64]  # [row] the first run of a row; one more than there are rows
+    runs: NDArray[np.int64]  # [run, RUN_...]
+    # item i has the value values[items_at[0] + i] and the string offsets[items_at[1] + i]
+    items_at: NDArray[np.int64]
+    item_kind: NDArray[np.int8]  # [item]
+    place_start: NDArray[np.int64]  # [item] where its place begins; one more than there are items
+    places: NDArray[np.int32]  # pairs (array, index)
 
+
+RUN_COLUMN, RUN_FIRST, RUN_LAST, RUN_KIND, RUN_LIST, RUN_PLACED = 0, 1, 2, 3, 4, 5
+_RUN_FIELDS = 6
 
 WHOLE_MOST = 9.2e18
 
@@ -60,11 +96,15 @@ def bind_columns(batch: pa.RecordBatch, paths: Sequence[str]) -> Columns:
     layout = _Layout(rows, len(paths))
     names = {name: k for k, name in enumerate(batch.schema.names)}
     for c, path in enumerate(paths):
-        k = names.get(path)
+        base = path.removesuffix(TEXT_MARK)
+        k = None if base in RESERVED_NAMES else names.get(base)
         if k is not None:
-            layout.add(c, path, batch.column(k))
+            layout.add(c, base, batch.column(k), as_text=base != path)
+    bases = [path.removesuffix(TEXT_MARK) for path in paths]
     if NULLS in names:
-        layout.mark_nulls(batch.column(names[NULLS]), paths)
+        layout.mark_nulls(batch.column(names[NULLS]), bases)
+    if OTHERS in names:
+        layout.add_items(batch.column(names[OTHERS]), paths)
     return layout.columns()
 
 
@@ -87,12 +127,24 @@ class _Layout:
         self.lists_size = 0
         self.text: list[NDArray[Any]] = []
         self.text_size = 0
+        self.runs = np.zeros((0, _RUN_FIELDS), np.int64)
+        self.run_start = np.zeros(0, np.int64)
+        self.mixed = np.zeros(paths, np.bool_)
+        self.items_at = np.zeros(2, np.int64)
+        self.item_kind = np.zeros(0, np.int8)
+        self.place_start = np.zeros(1, np.int64)
+        self.places = np.zeros(0, np.int32)
 
-    def add(self, c: int, path: str, column: Any) -> None:
-        """Lay out one attribute; an all-null column of no type is absent everywhere."""
+    def add(self, c: int, path: str, column: Any, *, as_text: bool = False) -> None:
+        """Lay out one attribute; an all-null column of no type is absent everywhere.
+
+        With `as_text`, times are their canonical texts; the texts that events were written with are items.
+        """
         column = plain_column(column)
         if pa.types.is_null(column.type):
             return
+        if as_text and pa.types.is_timestamp(column.type):
+            column = canonical_texts(column.cast(AttributeType.TIMESTAMP.arrow, safe=False))
         values = column
         if _is_list(column.type):
             offsets, values = _elements(column)
@@ -158,6 +210,74 @@ class _Layout:
         self.size += len(values)
         return at
 
+    def add_items(self, others: Any, paths: Sequence[str]) -> None:
+        """Lay out the items of `_others` that are asked for, as runs of a row and column each."""
+        offsets = np.asarray(others.offsets).astype(np.int64)
+        flat = others.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+        if not len(flat):
+            return
+        rows = np.repeat(np.arange(len(others)), np.diff(offsets))
+        columns, as_text = _columns_of(flat.field("path"), paths)
+        at = np.flatnonzero(columns >= 0)
+        if as_text is not None:
+            # a text that is asked for may stand under the time's own path, where it is not a time
+            twice = np.flatnonzero(as_text >= 0)
+            at = np.concatenate([at, twice])
+            columns = np.concatenate([columns[at[: len(at) - len(twice)]], as_text[twice]])
+        elif len(at) < len(columns):
+            columns = columns[at]
+        key = rows[at] * len(paths) + columns
+        if len(key) and not bool((key[1:] >= key[:-1]).all()):
+            order = np.argsort(key, kind="stable")
+            at, key = at[order], key[order]
+        if len(key):
+            items = (
+                flat if len(at) == len(flat) and bool((np.diff(at) == 1).all()) else flat.take(pa.array(at))
+            )
+            self._put_items(items)
+            self._put_runs(*np.divmod(key, len(paths)), np.asarray(items.field("list")))
+
+    def _put_items(self, items: Any) -> None:
+        """The values of items: an entry each among the values and one among the strings."""
+        kinds, numbers = np.asarray(items.field("kind")), np.asarray(items.field("number"))
+        values, order, whole = numbers, numbers.copy(), numbers
+        is_int = kinds == ElementKind.INT
+        order[is_int] = ordered(numbers[is_int].astype(np.float64))
+        is_float = kinds == ElementKind.FLOAT
+        if is_float.any():
+            floats = numbers[is_float].view(np.float64) + 0.0
+            values, whole = numbers.copy(), numbers.copy()
+            values[is_float] = order[is_float] = ordered(floats)
+            whole[is_float] = whole_numbers(floats)
+        self.items_at[0] = self.put(values, order, whole)
+        self.items_at[1] = self.put_strings(items.field("text").fill_null(""))
+        self.item_kind = kinds
+        places = items.field("place")
+        lengths = np.asarray(pc.fill_null(pc.list_value_length(places), 0)).astype(np.int64)
+        self.place_start = np.concatenate([[0], np.cumsum(lengths)])
+        self.places = np.asarray(places.flatten()).astype(np.int32)
+
+    def _put_runs(self, rows: NDArray[Any], columns: NDArray[Any], in_list: NDArray[Any]) -> None:
+        """Neighbouring items of one row and column are a run."""
+        changes = (np.diff(rows) != 0) | (np.diff(columns) != 0)
+        first = np.concatenate([[0], np.flatnonzero(changes) + 1])
+        count = np.diff(np.append(first, len(rows)))
+        kinds, placed = self.item_kind, np.diff(self.place_start) > 0
+        kind = kinds[first].astype(np.int64)
+        alike = np.ones(len(first), np.bool_)
+        if len(first) < len(rows):
+            alike = np.minimum.reduceat(kinds, first) == np.maximum.reduceat(kinds, first)
+            placed = np.maximum.reduceat(placed, first)
+        # the item of an empty array is no element; nulls, like elements of several kinds, are MIXED
+        count[kind == ElementKind.EMPTY] = 0
+        kind[~alike | (kind <= NULL)] = MIXED
+        begin = first + np.where(kind == STRING, self.items_at[1], self.items_at[0])
+        self.runs = np.empty((len(first), _RUN_FIELDS), np.int64)
+        for k, field in enumerate((columns[first], begin, begin + count, kind, in_list[first], placed)):
+            self.runs[:, k] = field
+        self.run_start = np.searchsorted(rows[first], np.arange(self.state.shape[1] + 1)).astype(np.int64)
+        self.mixed[columns[first]] = True
+
     def mark_nulls(self, nulls: Any, paths: Sequence[str]) -> None:
         """State 2 where a path is listed as an explicit JSON null."""
         if len(nulls) == 0 or len(nulls.values) == 0:
@@ -165,9 +285,16 @@ class _Layout:
         offsets = np.asarray(nulls.offsets).astype(np.int64)
         listed = nulls.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
         rows = np.repeat(np.arange(len(nulls)), np.diff(offsets))
-        where = pc.index_in(listed, value_set=pa.array(list(paths), pa.string()))
+        first: dict[str, int] = {}
+        for c, path in enumerate(paths):
+            first.setdefault(path, c)
+        where = pc.index_in(listed, value_set=pa.array(list(first), pa.string()))
         found = np.asarray(where.is_valid())
-        self.state[np.asarray(where.drop_null()), rows[found]] = 2
+        numbers = np.fromiter(first.values(), np.int64, len(first))
+        self.state[numbers[np.asarray(where.drop_null())], rows[found]] = 2
+        for c, path in enumerate(paths):
+            if first[path] != c:  # the text of a time, beside the time
+                self.state[c][self.state[first[path]] == 2] = 2
 
     def columns(self) -> Columns:
         return Columns(
@@ -182,6 +309,13 @@ class _Layout:
             _flat(self.values, np.int64),
             _flat(self.order, np.int64),
             _flat(self.whole, np.int64),
+            self.mixed,
+            self.run_start,
+            self.runs,
+            self.items_at,
+            self.item_kind,
+            self.place_start,
+            self.places,
         )
 
 
@@ -195,6 +329,50 @@ def whole_numbers(floats: NDArray[np.float64]) -> NDArray[np.int64]:
     """Whole doubles as int64, so that 5.0 equals 5; all others, and those beyond 9.2e18, as `ordered`."""
     is_whole = (np.floor(floats) == floats) & (np.abs(floats) < WHOLE_MOST)
     return np.where(is_whole, np.where(is_whole, floats, 0.0).astype(np.int64), ordered(floats))
+
+
+def other_scalars(batch: pa.RecordBatch, path: str) -> Iterator[tuple[NDArray[np.int64], Any]]:
+    """The scalars at a path that stand among the others: the rows of each type, and a column of them."""
+    at = batch.schema.get_field_index(OTHERS)
+    if at < 0:
+        return
+    others: Any = batch.column(at)
+    offsets = np.asarray(others.offsets).astype(np.int64)
+    flat = others.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+    rows = np.repeat(np.arange(len(others)), np.diff(offsets))
+    mine = np.asarray(pc.equal(flat.field("path"), pa.scalar(path))) & ~np.asarray(flat.field("list"))
+    kinds = np.where(mine, np.asarray(flat.field("kind")), ElementKind.NULL)
+    for kind in np.unique(kinds[kinds > ElementKind.NULL]).tolist():
+        some = np.flatnonzero(kinds == kind)
+        yield rows[some], _scalars(ElementKind(kind), flat.take(pa.array(some)))
+
+
+def _scalars(kind: ElementKind, items: Any) -> Any:
+    numbers: Any = np.asarray(items.field("number"))
+    match kind:
+        case ElementKind.STRING:
+            return items.field("text")
+        case ElementKind.FLOAT:
+            return pa.array(numbers.view(np.float64))
+        case ElementKind.BOOL:
+            return pa.array(numbers.astype(np.bool_))
+        case ElementKind.TIME:
+            return pa.array(numbers, pa.timestamp("us", tz="UTC"))
+    return pa.array(numbers)
+
+
+def _columns_of(paths: Any, asked: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """Of each item the column of its path, and that of the text of its path; -1 where nobody asks.
+
+    None for the texts when nobody asks for one.
+    """
+    column = {path: c for c, path in enumerate(asked)}
+    coded = paths.dictionary_encode()
+    names = coded.dictionary.to_pylist()
+    codes = np.asarray(coded.indices)
+    direct = np.array([column.get(name, -1) for name in names], np.int64)
+    text = np.array([column.get(text_path(name), -1) for name in names], np.int64)
+    return direct[codes], text[codes] if (text >= 0).any() else None
 
 
 def _flat(parts: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:

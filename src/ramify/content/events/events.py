@@ -7,10 +7,12 @@ Owns the schema of a batch, the conversion between `Event` values and batches, a
 A batch has the fixed columns of `FIXED_COLUMNS` first, then one flat column per attribute, named by its
 dotted path and sorted by name, so that equal schemas give equal Arrow schemas. Arrow's null means "absent";
 a path whose JSON value was an explicit null is listed in `_nulls`, with or without a column of its own.
+What no column holds is in a last column `_others`, which only batches with such a value have: see `others`.
 """
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -24,14 +26,17 @@ from ramify.content.events.attributes import (
     BODY_IS_JSON,
     CONTEXT_NAMES,
     NULLS,
+    OTHERS,
     RESERVED_NAMES,
     SIZE_BYTES,
     AttributeType,
     AttributeValue,
     Event,
+    LeafList,
     RejectedRecord,
     RejectReason,
 )
+from ramify.content.events.others import others_in, others_of_values, values_of_others, with_others
 from ramify.errors import SchemaError
 
 __all__ = [
@@ -40,6 +45,7 @@ __all__ = [
     "CONTEXT_NAMES",
     "FIXED_COLUMNS",
     "NULLS",
+    "OTHERS",
     "RESERVED_NAMES",
     "SIZE_BYTES",
     "AttributeType",
@@ -50,7 +56,9 @@ __all__ = [
     "RejectReason",
     "RejectedRecord",
     "batch_to_events",
+    "common_type",
     "events_to_batch",
+    "values_at",
 ]
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
@@ -104,7 +112,7 @@ class EventSchema:
 
     @property
     def arrow(self) -> pa.Schema:
-        """The schema of a batch: the fixed columns, then the attributes by name."""
+        """The schema of a batch without `_others`: the fixed columns, then the attributes by name."""
         columns = [pa.field(path, kind.arrow) for path, kind in self.attributes.items()]
         return pa.schema([*FIXED_COLUMNS, *columns])
 
@@ -115,7 +123,7 @@ class EventSchema:
         missing = [name for name in FIXED_COLUMNS.names if name not in schema.names]
         if missing:
             raise SchemaError(f"not an event batch: it has no column {', '.join(missing)}")
-        fixed = set(FIXED_COLUMNS.names)
+        fixed = {*FIXED_COLUMNS.names, OTHERS}
         return cls({f.name: AttributeType.of_arrow(f.type) for f in schema if f.name not in fixed})
 
     def merge(self, other: "EventSchema") -> "EventSchema":
@@ -171,8 +179,8 @@ class EventSchema:
 class DecodedBatch:
     """What became of some records: every one is either a row of `batch` or in `rejected`.
 
-    `unaddressable` counts, per path, the values that have no column and so can be reached by no filter:
-    arrays of objects, mixed arrays, fields outside the schema. They are still in the body.
+    `unaddressable` counts, per path, the values that no filter can reach, since a fixed column that holds
+    another field has their name. They are still in the body.
     """
 
     batch: pa.RecordBatch
@@ -186,38 +194,38 @@ class DecodedBatch:
 
 
 def events_to_batch(events: Iterable[Event], schema: EventSchema | None = None) -> pa.RecordBatch:
-    """The events as one batch, in order. Without a schema, the narrowest one that holds them all.
+    """The events as one batch, in order. Without a schema, each attribute has the type of most values.
 
-    An empty tuple says nothing about its element type: it becomes absent when neither the schema nor
-    another event knows the type.
+    What does not fit its column, or has none, is in `_others`.
 
     Raises
     ------
     SchemaError
-        When a value does not fit its column, is not finite, or has no column in a given schema.
+        When an event has no id, or an attribute with the name of another field (id, publisher, time), or a
+        time has no zone.
     """
     events = list(events)
     if schema is None:
         schema = _infer(events)
     columns: dict[str, list[Any]] = {path: [None] * len(events) for path in schema.attributes}
     nulls: list[list[str]] = []
+    others: list[dict[str, AttributeValue]] = []
     for row, event in enumerate(events):
         if not isinstance(event.id, str) or not event.id:
             raise SchemaError(f"event {row} has no id; give it a non-empty string")
-        null_paths = []
-        for path, value in event.attributes.items():
-            if not path or path in _FIXED_NAMES:
+        rest: dict[str, AttributeValue] = {}
+        for path in sorted(event.attributes):
+            value = event.attributes[path]
+            if path in CONTEXT_NAMES:
                 raise SchemaError(f"event {event.id!r}: no attribute can be called {path!r}; rename it")
-            if value is None:
-                null_paths.append(path)
-            elif path in columns:
-                columns[path][row] = _fitted(value, schema.attributes[path], path, event.id)
-            elif value != ():
-                raise SchemaError(
-                    f"event {event.id!r} has the attribute {path!r}, and the schema has no such attribute; "
-                    "add it to the schema or leave the schema out"
-                )
-        nulls.append(sorted(null_paths))
+            if isinstance(value, datetime):
+                value = _utc(value, path, event.id)
+            if value is None or path not in columns or not _fits(value, schema.attributes[path]):
+                rest[path] = value
+            else:
+                columns[path][row] = value
+        nulls.append([path for path, value in rest.items() if value is None])
+        others.append({path: value for path, value in rest.items() if value is not None})
     fixed: list[list[Any]] = [
         [e.id for e in events],
         [e.publisher for e in events],
@@ -233,9 +241,10 @@ def events_to_batch(events: Iterable[Event], schema: EventSchema | None = None) 
             pa.array(values, type=f.type)
             for values, f in zip([*fixed, *columns.values()], arrow, strict=True)
         ]
+        column = others_of_values(others) if any(others) else None
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise SchemaError(f"an event does not fit its columns: {error}") from error
-    return pa.RecordBatch.from_arrays(arrays, schema=arrow)
+    return with_others(pa.RecordBatch.from_arrays(arrays, schema=arrow), column)
 
 
 def batch_to_events(batch: pa.RecordBatch) -> list[Event]:
@@ -249,6 +258,9 @@ def batch_to_events(batch: pa.RecordBatch) -> list[Event]:
                 flat[row][path] = tuple(value) if is_array else value
     for row, paths in enumerate(batch.column(NULLS).to_pylist()):
         flat[row].update(dict.fromkeys(paths or ()))
+    others = others_in(batch)
+    for row, found in enumerate(() if others is None else values_of_others(others)):
+        flat[row].update(found)
     fixed = [batch.column(name).to_pylist() for name in FIXED_COLUMNS.names[:6]]
     return [
         Event(
@@ -264,6 +276,27 @@ def batch_to_events(batch: pa.RecordBatch) -> list[Event]:
     ]
 
 
+def values_at(batch: pa.RecordBatch, path: str, absent: Any = None) -> list[Any]:
+    """The value of one path in each row, wherever the batch holds it; `absent` where a row has none.
+
+    An explicit null is None. Python per row: for single attributes, and where values of any type are due.
+    """
+    values = [absent] * batch.num_rows
+    if path in batch.schema.names and path not in RESERVED_NAMES:
+        column = batch.column(path)
+        is_array = pa.types.is_list(column.type)
+        for row, value in enumerate(column.to_pylist()):
+            if value is not None:
+                values[row] = tuple(value) if is_array else value
+    for row, nulls in enumerate(batch.column(NULLS).to_pylist()):
+        if path in (nulls or ()):
+            values[row] = None
+    others = others_in(batch)
+    for row, found in enumerate(() if others is None else values_of_others(others, path)):
+        values[row] = found.get(path, values[row])
+    return values
+
+
 def widen(one: AttributeType, other: AttributeType) -> AttributeType | None:
     """The type that holds the values of both, or None when there is none."""
     if one is other:
@@ -273,29 +306,30 @@ def widen(one: AttributeType, other: AttributeType) -> AttributeType | None:
     return None
 
 
-_FIXED_NAMES = CONTEXT_NAMES | RESERVED_NAMES
 _TYPE_NAMES = frozenset(kind.value for kind in AttributeType)
+_ARRAY_TYPES = (AttributeType.STRINGS, AttributeType.NUMBERS)
 
 
 def _infer(events: Sequence[Event]) -> EventSchema:
-    found: dict[str, AttributeType] = {}
+    votes: dict[str, Counter[AttributeType]] = {}
     for event in events:
         for path, value in event.attributes.items():
             kind = _type_of(value)
-            if kind is None:
-                continue
-            wider = widen(found.get(path, kind), kind)
-            if wider is None:
-                raise SchemaError(
-                    f"the attribute {path!r} is {found[path]} in an earlier event "
-                    f"and {kind} in event {event.id!r}; give both the same type"
-                )
-            found[path] = wider
-    return EventSchema(found)
+            if kind is not None and path and path not in RESERVED_NAMES | CONTEXT_NAMES:
+                votes.setdefault(path, Counter())[kind] += 1
+    return EventSchema({path: common_type(counts) for path, counts in votes.items()})
+
+
+def common_type(votes: Counter[AttributeType]) -> AttributeType:
+    """The type of most values, the first of `AttributeType` among equals; integers and doubles together."""
+    numbers = votes[AttributeType.INT64] + votes[AttributeType.DOUBLE]
+    counts = {**votes, AttributeType.INT64: 0, AttributeType.DOUBLE: numbers}
+    winner = max(AttributeType, key=lambda kind: counts.get(kind, 0))
+    return winner if winner is not AttributeType.DOUBLE or votes[winner] else AttributeType.INT64
 
 
 def _type_of(value: AttributeValue) -> AttributeType | None:
-    """The type that a value suggests; None for a null and for an empty array."""
+    """The type whose column takes a value; None for what no column takes."""
     match value:
         case bool():
             return AttributeType.BOOLEAN
@@ -307,40 +341,32 @@ def _type_of(value: AttributeValue) -> AttributeType | None:
             return AttributeType.DOUBLE
         case datetime():
             return AttributeType.TIMESTAMP
-        case tuple() if value:
-            return AttributeType.STRINGS if isinstance(value[0], str) else AttributeType.NUMBERS
-    return None
+    return next((kind for kind in _ARRAY_TYPES if value is not None and _fits(value, kind)), None)
 
 
-def _fitted(value: AttributeValue, kind: AttributeType, path: str, event_id: str) -> Any:
-    """`value` as its column takes it."""
+def _fits(value: AttributeValue, kind: AttributeType) -> bool:
+    """Whether a column of this type gives the value back as it was."""
     match kind, value:
         case (AttributeType.STRING, str()) | (AttributeType.BOOLEAN, bool()):
-            return value
-        case AttributeType.INT64, int() if not isinstance(value, bool):
-            if _INT64_MIN <= value <= _INT64_MAX:
-                return value
-        case AttributeType.DOUBLE, int() | float():
-            if _is_finite(value):
-                return float(value)
+            return True
+        case AttributeType.INT64, int():
+            return not isinstance(value, bool) and _INT64_MIN <= value <= _INT64_MAX
+        case AttributeType.DOUBLE, _:
+            return _is_double(value)
         case AttributeType.TIMESTAMP, datetime():
-            return _utc(value, path, event_id)
-        case AttributeType.STRINGS, tuple() if all(isinstance(v, str) for v in value):
-            return list(value)
-        case AttributeType.NUMBERS, tuple() if all(_is_finite(v) for v in value):
-            return [float(v) for v in value]  # type: ignore[arg-type]
-    raise SchemaError(
-        f"event {event_id!r}: {path!r} must be {kind}, not the {type(value).__name__} {value!r:.80}"
-    )
+            return True
+        case AttributeType.STRINGS, tuple() if not isinstance(value, LeafList):
+            return all(isinstance(v, str) for v in value)
+        case AttributeType.NUMBERS, tuple() if not isinstance(value, LeafList):
+            return all(map(_is_double, value))
+    return False
 
 
-def _is_finite(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
+def _is_double(value: object) -> bool:
+    """Whether a value is a finite number that a double holds, and no other integer rounds to."""
+    if isinstance(value, float):
         return math.isfinite(value)
-    except OverflowError:  # an integer beyond the largest double
-        return False
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 2**53
 
 
 def _utc(value: datetime, path: str, event_id: str) -> datetime:

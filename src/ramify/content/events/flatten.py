@@ -13,18 +13,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ramify.content.events.events import RESERVED_NAMES, DecodedBatch, EventSchema, RejectReason
-from ramify.content.events.leaves import Leaves, Shape, conflict, shapes, sprawl
-from ramify.content.events.records import (
-    MAX_DEPTH,
-    MAX_RECORD_BYTES,
-    Fault,
-    ObjectGroup,
-    Records,
-    depth,
-    duplicate_keys,
-    load,
-)
+from ramify.content.events.events import DecodedBatch, EventSchema
+from ramify.content.events.leaves import Leaves, Shape, shapes, sprawl
+from ramify.content.events.records import MAX_DEPTH, MAX_RECORD_BYTES, Records, depth, load, read_object
 from ramify.content.events.tabulate import MAX_ATTRIBUTES, PLAIN, FieldMapping, ParsedRecords, tabulate
 from ramify.content.events.timestamps import TimeUnit, parse_timestamps
 
@@ -46,7 +37,9 @@ __all__ = [
     "parse_timestamps",
 ]
 
-Parser: TypeAlias = Callable[[Records, FieldMapping], ParsedRecords]
+Parser: TypeAlias = Callable[[Records, FieldMapping, frozenset[str] | None], ParsedRecords]
+"""Makes leaves of records. The last argument names the paths that are asked for; None asks for all."""
+
 Spread: TypeAlias = Callable[[Shape, ParsedRecords], None]
 
 
@@ -56,9 +49,10 @@ def decode_records(
     mapping: FieldMapping = PLAIN,
     *,
     source: str | None = None,
+    keep: frozenset[str] | None = None,
 ) -> DecodedBatch:
     """Plain JSON objects, one per element, as a batch and the rejected. Never raises for a bad record."""
-    return decode(Records(list(records), source=source), parse_plain, schema, mapping)
+    return decode(Records(list(records), source=source), parse_plain, schema, mapping, keep=keep)
 
 
 def decode(
@@ -67,69 +61,44 @@ def decode(
     schema: EventSchema | None = None,
     mapping: FieldMapping = PLAIN,
     *,
-    inferred: bool = False,
+    keep: frozenset[str] | None = None,
 ) -> DecodedBatch:
     """Parse and type records: every one becomes a row or a `Rejected`. O(bytes + rows x columns).
 
-    Without a schema the types come from the records: the first value of a path decides, integers widen
-    to doubles. Reading the records again with that schema gives the same result. `inferred` says, for the
-    messages only, that the schema comes from earlier records of this input.
+    Without a schema the types come from the records: a path has the type of most of its values, and
+    fractions make integers doubles. Values of another type are in `_others`, with a schema too. `keep`
+    names the paths that somebody asks for; None keeps all.
     """
     with collector_paused():
         # Not kept in a variable: the values must be gone when the collector wakes up and counts.
-        return tabulate(parse(records, mapping), records, schema, mapping, inferred=inferred)
+        return tabulate(parse(records, mapping, keep), records, schema, mapping)
 
 
-def parse_plain(records: Records, _: FieldMapping) -> ParsedRecords:
+def parse_plain(records: Records, mapping: FieldMapping, keep: frozenset[str] | None) -> ParsedRecords:
     """The parser of plain objects: the fields are the attributes, the whole record is the body."""
-    return parse_shapes(records, _spread_plain)
+    return parse_shapes(records, _spread_plain, None if keep is None else keep | mapping.paths)
 
 
-def parse_shapes(records: Records, spread: Spread) -> ParsedRecords:
-    """Load records and `spread` the objects of each shape; refuse what no path or key can stand for."""
-    parsed = ParsedRecords(Leaves(len(records.raw)), dict(records.refused))
-    repeats: dict[int, Fault] = {}
+def parse_shapes(records: Records, spread: Spread, keep: frozenset[str] | None) -> ParsedRecords:
+    """Load records and `spread` the objects of each shape; a path that is given twice is one array."""
+    parsed = ParsedRecords(Leaves(len(records.raw), keep), dict(records.refused))
     for group in load(records, parsed.faults):
         rows = np.arange(len(parsed.index), len(parsed.index) + len(group.index))
         parsed.index += group.index
         for shape in shapes(rows, group.objects):
             spread(shape, parsed)
-        repeats |= _repeated_keys(records, group, parsed)
         group.objects.clear()  # now, so that the next group is decoded into the same memory
     index, faults = parsed.index, parsed.faults
     for row in parsed.leaves.sprawling:
         faults.setdefault(index[row], sprawl())
-    for row in parsed.leaves.conflicting():
-        faults.setdefault(index[row], conflict(records.raw[index[row]]))
-    for i, fault in repeats.items():
-        faults.setdefault(i, fault)
     if not faults.keys().isdisjoint(index):
         parsed.leaves.drop(row for row, i in enumerate(index) if i in faults)
+    parsed.leaves.join_repeated(lambda row: read_object(records.raw[index[row]]))
     return parsed
 
 
 def _spread_plain(shape: Shape, parsed: ParsedRecords) -> None:
-    taken = RESERVED_NAMES.intersection(shape.keys)
-    if taken:
-        fault = RejectReason.RESERVED_NAME, f"the field {min(taken)!r} has a reserved name; rename it"
-        parsed.faults.update(dict.fromkeys((parsed.index[row] for row in shape.rows.tolist()), fault))
-        return
     parsed.leaves.add(shape)
-
-
-def _repeated_keys(records: Records, group: ObjectGroup, parsed: ParsedRecords) -> dict[int, Fault]:
-    """The faults of the last group's records whose bytes show more pairs than their objects have keys."""
-    stop = len(parsed.index)
-    keys = parsed.leaves.keys[stop - len(group.index) : stop]
-    found = {}
-    for k in np.flatnonzero(keys != group.pairs).tolist():
-        i = group.index[k]
-        if i in parsed.faults:
-            continue
-        fault = duplicate_keys(records.raw[i], group.objects[k], int(group.pairs[k]))
-        if fault is not None:
-            found[i] = fault
-    return found
 
 
 @contextmanager

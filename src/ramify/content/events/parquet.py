@@ -19,10 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ramify.content.events.attributes import text_path
 from ramify.content.events.events import (
     CONTEXT_NAMES,
     FIXED_COLUMNS,
     NULLS,
+    OTHERS,
     RESERVED_NAMES,
     SIZE_BYTES,
     AttributeType,
@@ -31,9 +33,11 @@ from ramify.content.events.events import (
     RejectReason,
 )
 from ramify.content.events.framing import Source
+from ramify.content.events.leaves import Leaves, sprawl
+from ramify.content.events.others import OTHERS_TYPE, ItemTable, others_in, with_others
 from ramify.content.events.records import Fault, Records
 from ramify.content.events.tabulate import PLAIN, FieldMapping
-from ramify.content.events.timestamps import TimeUnit, parse_timestamps
+from ramify.content.events.timestamps import TimeUnit, parse_timestamps, written_otherwise
 from ramify.errors import InputError, SchemaError
 
 __all__ = ["ColumnsError", "LostRows", "parquet_schema", "read_parquet", "read_row_groups"]
@@ -51,15 +55,19 @@ def read_parquet(
     batch_rows: int = _BATCH_ROWS,
     *,
     body: str | None = None,
+    keep: frozenset[str] | None = None,
 ) -> Iterator[DecodedBatch]:
     """Rows of a Parquet file; structs are flattened to dotted paths. No Python per row.
 
     Without a schema, the file's own: integers, floats, short decimals, dates, timestamps (without a zone:
-    UTC; below microseconds: cut), strings, booleans, lists of strings or numbers. Other columns count as
-    unaddressable. Null means absent. `body` names a binary or string column to carry as the body. A file
-    that was written from event batches is recognised and comes back as it was.
+    UTC; below microseconds: cut), strings, booleans, lists of strings or numbers. Lists of structs, lists
+    or booleans are walked, in Python, and are in `_others`, as is what does not fit the type of its column.
+    Columns of other types (maps, binary) count as unaddressable. Null means absent, in a list an explicit
+    null. `keep` names the paths that somebody asks for; None keeps all. `body` names a binary or string
+    column to carry as the body. A file that was written from event batches is recognised and comes back as
+    it was.
 
-    `_size_bytes` is an estimate: for every value that is not null, in the columns that the event keeps,
+    `_size_bytes` is an estimate: for every value that is not null, in the columns with an attribute type,
     the bytes of the column's name plus those of the value (text: its UTF-8; numbers and times: 8;
     booleans: 1; lists: the sum over their elements).
 
@@ -69,7 +77,7 @@ def read_parquet(
         When the file is missing, damaged or cut off, or has no usable id column.
     """
     with _opened_parquet(source) as (file, name):
-        layout = _Layout.of(file.schema_arrow, schema, mapping, body)
+        layout = replace(_Layout.of(file.schema_arrow, schema, mapping, body), keep=keep)
         first = 0
         for batch in file.iter_batches(batch_size=batch_rows):
             yield _Columns(layout, batch, first, name).decoded()
@@ -207,6 +215,7 @@ class _Layout:
     native: bool
     body: str | None
     read: list[str] | None = None
+    keep: frozenset[str] | None = None
 
     @classmethod
     def of(
@@ -219,28 +228,31 @@ class _Layout:
     ) -> "_Layout":
         """Check the columns of a file against what is asked of it."""
         native = set(_OURS) <= set(columns.names)
-        reserved = RESERVED_NAMES.intersection(columns.names)
-        if reserved and not native:
-            raise ColumnsError(f"the column {min(reserved)!r} has a reserved name; rename it")
         leaves = list(_leaf_types("", columns))
         twice = [path for path, times in Counter(path for path, _ in leaves).items() if times > 1]
         if twice:
             raise ColumnsError(f"two columns have the path {twice[0]!r}; rename one")
         mapping = PLAIN if native else mapping
-        skipped = RESERVED_NAMES | {body}
+        skipped = RESERVED_NAMES | {body} if native else {body}
         kinds = {path: _kind(dtype) for path, dtype in leaves if path not in skipped}
         _check_context(kinds, mapping)
         if body is not None and not any(path == body and _is_bytes(dtype) for path, dtype in leaves):
             raise ColumnsError(
                 f"there is no column {body!r} of bytes or strings to be the body", missing=True
             )
-        hidden = CONTEXT_NAMES | {""}
+        hidden = CONTEXT_NAMES | RESERVED_NAMES | {""}
         if schema is None:
             schema = EventSchema({p: k for p, k in kinds.items() if k is not None and p not in hidden})
+        keep = None if wanted is None else frozenset(wanted)
         if wanted is None or not native:
-            return cls(mapping, schema, kinds, native, body)
+            return cls(mapping, schema, kinds, native, body, keep=keep)
         kinds = {path: kind for path, kind in kinds.items() if path in CONTEXT_NAMES or path in wanted}
-        return cls(mapping, schema, kinds, native, body, [*kinds, SIZE_BYTES, NULLS])
+        rest = [OTHERS] if OTHERS in columns.names else []
+        return cls(mapping, schema, kinds, native, body, [*kinds, SIZE_BYTES, NULLS, *rest], keep)
+
+    def asks(self, path: str) -> bool:
+        """Whether somebody asks for an attribute."""
+        return path not in CONTEXT_NAMES and (self.keep is None or path in self.keep)
 
 
 def _check_context(kinds: Mapping[str, AttributeType | None], mapping: FieldMapping) -> None:
@@ -299,8 +311,9 @@ class _Columns:
         self.leaves: dict[str, Any] = dict(_leaf_arrays("", batch.schema.names, batch.columns))
         self.faults: dict[int, Fault] = {}
         self.size = np.zeros(self.rows, np.int64)
-        # Rows per path whose value is in no column.
+        # Rows per path whose value no filter can reach.
         self.unreached: dict[str, Any] = {}
+        self.items = ItemTable()
 
     def decoded(self) -> DecodedBatch:
         """The batch, with the rows that do not fit taken out."""
@@ -308,65 +321,103 @@ class _Columns:
         fitted: dict[str, Any] = {}
         for path, kind in layout.kinds.items():
             array = self.leaves[path]
-            wanted = layout.schema.attributes.get(path)
-            own = path in (mapping.id, mapping.publisher, mapping.time)
-            if kind is None or (wanted is None and not own):
-                self.unreached[path] = _as_mask(array.is_valid())
+            if kind is None:
+                self._walk(path, array)
                 continue
-            if kind is AttributeType.INT64 and wanted is AttributeType.DOUBLE and not own:
-                kind = wanted  # straight away: an unsigned integer may fit only here
             values = self._canonical(path, array, kind)
             fitted[path] = values
             if not layout.native:
                 self._weigh(path, values)
+            own = path in (mapping.id, mapping.publisher, mapping.time)
+            if path in CONTEXT_NAMES and not own:
+                self.unreached[path] = _as_mask(array.is_valid())
+            elif path not in layout.schema.attributes:
+                self._move(path, _as_mask(values.is_valid()), values)
         context = [self._ids(fitted), self._names(fitted, mapping.publisher), self._times(fitted)]
         columns = [
             self._fit(path, fitted.get(path), layout.kinds.get(path), wanted)
             for path, wanted in layout.schema.attributes.items()
         ]
         arrays = [*context, *self._payload(), *columns]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=layout.schema.arrow)
+        batch = with_others(batch, self._others())
         keep = np.ones(self.rows, bool)
         keep[list(self.faults)] = False
         if self.faults:
-            arrays = [array.filter(pa.array(keep)) for array in arrays]
+            batch = batch.filter(pa.array(keep))
+            batch = with_others(batch, others_in(batch))
         counts = {path: int((mask & keep).sum()) for path, mask in sorted(self.unreached.items())}
         return DecodedBatch(
-            pa.RecordBatch.from_arrays(arrays, schema=layout.schema.arrow),
+            batch,
             self.records.rejected(self.faults),
             {path: count for path, count in counts.items() if count},
         )
 
+    def _others(self) -> Any:
+        """The column `_others`: of a file of ours what it holds, and what has no column here."""
+        if self.layout.native and OTHERS in self.leaves:
+            self.items.add_items(self.leaves[OTHERS].cast(OTHERS_TYPE), self.layout.keep)
+        return self.items.column(self.rows)
+
+    def _move(self, path: str, mask: Any, values: Any) -> Any:
+        """Move the values of some rows to `_others`; the values without them."""
+        if not mask.any():
+            return values
+        if self.layout.asks(path):
+            rows = np.flatnonzero(mask)
+            self.items.add_column(path, rows, values.take(pa.array(rows)))
+        return pc.if_else(pa.array(mask), pa.scalar(None, values.type), values)
+
+    def _walk(self, path: str, array: Any) -> None:
+        """Put the values of a column that no attribute type holds into `_others`, if they are like JSON."""
+        if not _is_walkable(array.type):
+            self.unreached[path] = _as_mask(array.is_valid())
+            return
+        leaves = Leaves(self.rows, self.layout.keep)
+        for row, value in enumerate(array.to_pylist()):
+            if value is not None:
+                leaves.add_array(row, path, _without_nulls(value))
+        self._reject(_marked(self.rows, list(leaves.sprawling)), *sprawl())
+        for name, elements in leaves.elements.items():
+            for row, value, place in elements.items():
+                self.items.add(name, row, value, place)
+
     def _canonical(self, path: str, array: Any, kind: AttributeType) -> Any:
-        """The values in the Arrow type of their kind; rows that have none are rejected or absent."""
+        """The values in the Arrow type of their kind; what no column of it holds is moved."""
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         if kind is AttributeType.TIMESTAMP:
             return self._moments(path, array)
         if pa.types.is_uint64(array.type):
             beyond = _as_mask(pc.greater(array, pa.scalar(2**63 - 1, pa.uint64())))
-            self._reject(
-                beyond, RejectReason.WRONG_TYPE, f"{path!r} is an integer beyond 64 bits with sign"
-            )
+            if path in (self.layout.mapping.id, self.layout.mapping.publisher):
+                text = f"{path!r} is an integer beyond 64 bits with sign"
+                self._reject(beyond, RejectReason.WRONG_TYPE, text)
+            self._move(path, beyond, array.cast(pa.float64(), safe=False))
+            array = pc.if_else(pa.array(beyond), pa.scalar(None, array.type), array)
+        whole = _whole_numbers(array)
         array = array.cast(kind.arrow, safe=False)
-        if kind is AttributeType.DOUBLE:
-            self._reject(~_as_mask(pc.is_finite(array), True), *_not_finite(path))
+        if kind is AttributeType.DOUBLE and path != self.layout.mapping.time:
+            array = self._move(path, ~_as_mask(pc.is_finite(array), True), array)
         elif kind in (AttributeType.STRINGS, AttributeType.NUMBERS):
-            array = self._array_elements(path, array, kind)
+            array = self._array_elements(path, array, whole)
         if kind in (AttributeType.STRING, AttributeType.STRINGS):
             self._check_utf8(path, array)
         return array
 
-    def _array_elements(self, path: str, array: Any, kind: AttributeType) -> Any:
+    def _array_elements(self, path: str, array: Any, whole: Any) -> Any:
+        """The arrays without those that have an element which a column would lose or round."""
         elements = pc.list_flatten(array)
-        if kind is AttributeType.NUMBERS:
-            strange = ~_as_mask(pc.is_finite(elements), True)
-            if strange.any():
-                self._reject(_marked(self.rows, _parents(array)[strange]), *_not_finite(path))
-        if not elements.null_count:
-            return array
-        holed = _marked(self.rows, _parents(array)[_as_mask(elements.is_null())])
-        self.unreached[path] = holed
-        return pc.if_else(pa.array(holed), pa.scalar(None, array.type), array)
+        strange = _as_mask(elements.is_null())
+        if whole is not None:
+            big = _inexact(pc.list_flatten(whole).fill_null(0).to_numpy())
+            if big.any():
+                mask = _marked(self.rows, _parents(array)[big | strange])
+                self._move(path, mask, whole)
+                return pc.if_else(pa.array(mask), pa.scalar(None, array.type), array)
+        elif pa.types.is_floating(elements.type):
+            strange = strange | ~_as_mask(pc.is_finite(elements), True)
+        return self._move(path, _marked(self.rows, _parents(array)[strange]), array)
 
     def _check_utf8(self, path: str, array: Any) -> None:
         try:
@@ -397,16 +448,23 @@ class _Columns:
             return _absent(self.rows, wanted.arrow)
         if kind is wanted:
             return values
-        if kind is AttributeType.INT64 and wanted is AttributeType.DOUBLE:
-            return values.cast(pa.float64(), safe=False)
         bad = _as_mask(values.is_valid())
-        text = f"{path!r} is {kind}; it must be {wanted}"
         column = _absent(self.rows, wanted.arrow)
+        if kind is AttributeType.INT64 and wanted is AttributeType.DOUBLE:
+            bad = _inexact(values.fill_null(0).to_numpy())
+            return self._move(path, bad, values).cast(pa.float64(), safe=False)
         if kind is AttributeType.STRING and wanted is AttributeType.TIMESTAMP:
             column, rows = parse_timestamps(values)
-            bad, text = _marked(self.rows, rows), f"{path!r} is not an RFC 3339 time"
-        self._reject(bad, RejectReason.WRONG_TYPE, text)
+            bad = _marked(self.rows, rows)
+            self._keep_texts(path, values, column)
+        self._move(path, bad, values)
         return column
+
+    def _keep_texts(self, path: str, texts: Any, times: Any) -> None:
+        """Note the text of each time that was not written in the canonical form."""
+        name = text_path(path)
+        if self.layout.asks(name):
+            self._move(name, written_otherwise(texts, times), texts)
 
     def _ids(self, fitted: dict[str, Any]) -> Any:
         path = self.layout.mapping.id
@@ -434,6 +492,7 @@ class _Columns:
         if values.type == pa.string():
             column, rows = parse_timestamps(values)
             bad = _marked(self.rows, rows)
+            self._keep_texts("time", values, column)
         elif mapping.time_unit is not TimeUnit.NONE and values.type in (pa.int64(), pa.float64()):
             per_second = _PER_SECOND[mapping.time_unit]
             low, high = (bound * per_second for bound in _SECOND_BOUNDS)
@@ -481,6 +540,14 @@ class _Columns:
             self.faults.setdefault(row, (reason, detail))
 
 
+def _inexact(integers: Any) -> Any:
+    """Which integers a double would round, or share with one that it rounds: those beyond 2^53.
+
+    Compared as integers: as a double 2^53 + 1 is 2^53.
+    """
+    return (integers > 2**53) | (integers < -(2**53))
+
+
 def _parents(lists: Any) -> Any:
     """The row of each element.
 
@@ -522,8 +589,34 @@ def _marked(rows: int, where: Any) -> Any:
     return mask
 
 
-def _not_finite(path: str) -> Fault:
-    return RejectReason.NOT_FINITE, f"{path!r} is not a finite number; leave it out"
+def _whole_numbers(array: Any) -> Any:
+    """Arrays of integers as such; None for other columns. As doubles, large ones would be rounded."""
+    if not _is_list(array.type) or not pa.types.is_integer(array.type.value_type):
+        return None
+    return array.cast(pa.list_(pa.int64()), safe=False)
+
+
+def _is_list(dtype: pa.DataType) -> bool:
+    return pa.types.is_list(dtype) or pa.types.is_large_list(dtype) or pa.types.is_fixed_size_list(dtype)
+
+
+def _is_walkable(dtype: Any, inside: bool = False) -> bool:
+    """Whether a type is a list whose values are like JSON's: structs, lists, texts, numbers, booleans."""
+    if _is_list(dtype):
+        return _is_walkable(dtype.value_type, inside=True)
+    if pa.types.is_struct(dtype):
+        return inside and all(_is_walkable(f.type, inside=True) for f in dtype)
+    plain = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating)
+    return inside and (_kind(dtype) is _TEXT or any(is_kind(dtype) for is_kind in plain))
+
+
+def _without_nulls(value: Any) -> Any:
+    """A value without the fields of structs that are null, which means absent."""
+    if isinstance(value, list):
+        return [_without_nulls(element) for element in value]
+    if isinstance(value, dict):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return value
 
 
 def _is_utf8(value: Any) -> bool:

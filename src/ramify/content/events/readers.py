@@ -5,8 +5,9 @@ is decided in `flatten` and `cloudevents`, and Parquet has a reader of its own (
 bounded by one batch (`batch_rows` records or 64 MiB of raw input, whichever comes first) whatever the file
 holds.
 
-A stream without a given schema takes its schema from the first batch. After that, new fields count as
-unaddressable and values of another type are rejected; `infer_schema` looks at more rows beforehand.
+A stream without a given schema takes its schema from the first batch. That decides what has a column, not
+what a filter can reach: later fields, and values of another type, are in `_others`. `keep` names the paths
+that somebody asks for, so that a log with thousands of fields stays cheap; they are found in every record.
 Every reader yields at least one `DecodedBatch`, so that an empty input has a schema too.
 """
 
@@ -44,6 +45,8 @@ def read_ndjson(
     schema: EventSchema | None = None,
     mapping: FieldMapping = PLAIN,
     batch_rows: int = _BATCH_ROWS,
+    *,
+    keep: frozenset[str] | None = None,
 ) -> Iterator[DecodedBatch]:
     """Plain JSON objects, one per line, from a path (`.gz` is decompressed), a binary file or bytes.
 
@@ -55,7 +58,7 @@ def read_ndjson(
         When the file cannot be read. Bad lines are in `rejected`.
     """
     with opened(source) as (stream, name):
-        yield from _decoded(lines(stream, name, batch_rows), parse_plain, schema, mapping)
+        yield from _decoded(lines(stream, name, batch_rows), parse_plain, schema, mapping, keep)
 
 
 def read_cloudevents(
@@ -63,6 +66,8 @@ def read_cloudevents(
     schema: EventSchema | None = None,
     publisher: str = "source",
     batch_rows: int = _BATCH_ROWS,
+    *,
+    keep: frozenset[str] | None = None,
 ) -> Iterator[DecodedBatch]:
     """CloudEvents in structured mode, one per line, or in one JSON array: the first character tells.
 
@@ -74,7 +79,8 @@ def read_cloudevents(
     with opened(source) as (stream, name):
         head, stream = peeked(stream)
         cut = elements if head.lstrip(WHITESPACE).startswith(b"[") else lines
-        yield from _decoded(cut(stream, name, batch_rows), cloudevents_parser(publisher), schema, PLAIN)
+        chunks = cut(stream, name, batch_rows)
+        yield from _decoded(chunks, cloudevents_parser(publisher), schema, PLAIN, keep)
 
 
 def read_events(
@@ -82,6 +88,8 @@ def read_events(
     schema: EventSchema | None = None,
     mapping: FieldMapping = PLAIN,
     batch_rows: int = _BATCH_ROWS,
+    *,
+    keep: frozenset[str] | None = None,
 ) -> Iterator[DecodedBatch]:
     """A log of any known kind: Parquet by suffix; JSON lines or one JSON array by the first character;
     CloudEvents when the first readable record has a `specversion`.
@@ -99,11 +107,11 @@ def read_events(
     if kind is None:
         raise InputError(LogKind.unknown(path.name), path=str(path))
     if kind.parquet:
-        yield from read_parquet(path, schema, mapping, batch_rows)
+        yield from read_parquet(path, schema, mapping, batch_rows, keep=keep)
         return
     with opened(path) as (stream, name):
         head, stream = peeked(stream)
-        yield from JsonForm.of(head, mapping).read(stream, name, schema, batch_rows)
+        yield from JsonForm.of(head, mapping).read(stream, name, schema, batch_rows, keep=keep)
 
 
 def infer_schema(
@@ -172,21 +180,25 @@ class JsonForm:
         batch_rows: int = _BATCH_ROWS,
         *,
         inside: bool = False,
+        keep: frozenset[str] | None = None,
     ) -> Iterator[DecodedBatch]:
         """The records of a stream of this form; `inside` when it begins in the middle of a file."""
         if self.array:
             chunks = elements(stream, name, batch_rows)
         else:
             chunks = lines(stream, name, batch_rows, inside=inside)
-        yield from _decoded(chunks, self.parse, schema, self.mapping)
+        yield from _decoded(chunks, self.parse, schema, self.mapping, keep)
 
 
 def _decoded(
-    chunks: Iterable[Records], parse: Parser, schema: EventSchema | None, mapping: FieldMapping
+    chunks: Iterable[Records],
+    parse: Parser,
+    schema: EventSchema | None,
+    mapping: FieldMapping,
+    keep: frozenset[str] | None,
 ) -> Iterator[DecodedBatch]:
-    inferred = schema is None
     for records in chunks:
-        decoded = decode(records, parse, schema, mapping, inferred=inferred)
+        decoded = decode(records, parse, schema, mapping, keep=keep)
         schema = schema or EventSchema.of_batch(decoded.batch)
         yield decoded
 

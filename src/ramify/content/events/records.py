@@ -1,13 +1,11 @@
 """From bytes to JSON objects within limits, and what was wrong with the others.
 
 Owns the limits on a record, the decoding, and the reasons for which a record is refused whatever its fields
-mean: size, depth, syntax, encoding, numbers beyond a double, keys that occur twice. Records are decoded in
-groups: what can be told from the bytes of a whole group at once is.
+mean: size, depth, syntax, encoding. Numbers may be of any size, and of equal keys the last holds. Records
+are decoded in groups: what can be told from the bytes of a whole group at once is.
 """
 
 import json
-import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeAlias
@@ -26,8 +24,8 @@ __all__ = [
     "Records",
     "bracket_levels",
     "depth",
-    "duplicate_keys",
     "load",
+    "read_object",
     "spelled",
     "too_large",
 ]
@@ -72,11 +70,10 @@ class Records:
 
 @dataclass(slots=True)
 class ObjectGroup:
-    """Objects decoded together. Parallel: which record each was, and a bound on its key-value pairs."""
+    """Objects decoded together, and which record each was."""
 
     index: list[int]
     objects: list[dict[str, Any]]
-    pairs: NDArray[np.int64]
 
 
 def load(records: Records, faults: dict[int, Fault]) -> Iterator[ObjectGroup]:
@@ -84,7 +81,7 @@ def load(records: Records, faults: dict[int, Fault]) -> Iterator[ObjectGroup]:
     decode = msgspec.json.Decoder().decode
     for start in range(0, len(records.raw), _GROUP):
         raw = records.raw[start : start + _GROUP]
-        lengths, openers, pairs = _structure(raw)
+        lengths, openers = _structure(raw)
         for k in np.flatnonzero((lengths > MAX_RECORD_BYTES) | (openers > MAX_DEPTH)).tolist():
             fault = _limit_fault(raw[k])
             if fault is not None:
@@ -93,10 +90,17 @@ def load(records: Records, faults: dict[int, Fault]) -> Iterator[ObjectGroup]:
         if faults:
             index = [i for i in index if i not in faults]
         found = _decoded(index, records.raw, decode, faults)
-        if len(index) < len(raw):
-            pairs = pairs[[i - start for i in index]]
         if found:
-            yield ObjectGroup(index, found, pairs)
+            yield ObjectGroup(index, found)
+
+
+def read_object(raw: bytes) -> dict[str, Any]:
+    """A record that `load` has let through, read again."""
+    try:
+        found: dict[str, Any] = msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        found = _read_slowly(raw)
+    return found
 
 
 def _limit_fault(raw: bytes) -> Fault | None:
@@ -116,7 +120,12 @@ def _decoded(
         try:
             found.append(decode(raw[i]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            faults[i] = _diagnosis(raw[i], error)
+            try:
+                found.append(_read_slowly(raw[i]))
+            except _UnreadableError as bad:
+                faults[i] = bad.fault
+            except (ValueError, RecursionError):
+                faults[i] = RejectReason.NOT_JSON, f"{error}; each record must be one JSON object"
     if len(found) < len(index):
         index[:] = [i for i in index if i not in faults]
     if set(map(type, found)) <= {dict}:
@@ -171,20 +180,11 @@ def bracket_levels(raw: bytes, quoted: bool = False, level: int = 0) -> Brackets
     return Brackets(at, data[at], np.cumsum(steps, dtype=np.int64) + level, ends_quoted)
 
 
-def _structure(raw: Sequence[bytes]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Per record its length, and bounds on its depth (opening brackets) and on its key-value pairs (colons
-    that follow a quote or a space). Both count inside strings too, so they are cheap and never too low."""
+def _structure(raw: Sequence[bytes]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Per record its length, and a bound on its depth: opening brackets, those inside strings too."""
     lengths = np.fromiter(map(len, raw), np.int64, len(raw))
-    ends = np.cumsum(lengths)
-    data = np.frombuffer(b"".join(raw), np.uint8)
-    openers = np.flatnonzero((data & 0xDF) == 0x5B)
-    before = data[:-1]
-    colons = np.flatnonzero((data[1:] == 0x3A) & ((before == 0x22) | (before <= 0x20))) + 1
-    return (
-        lengths,
-        np.diff(np.searchsorted(openers, ends), prepend=0),
-        np.diff(np.searchsorted(colons, ends), prepend=0),
-    )
+    openers = np.flatnonzero((np.frombuffer(b"".join(raw), np.uint8) & 0xDF) == 0x5B)
+    return lengths, np.diff(np.searchsorted(openers, np.cumsum(lengths)), prepend=0)
 
 
 # --- what was wrong ----------------------------------------------------------------------------------
@@ -193,23 +193,6 @@ def _structure(raw: Sequence[bytes]) -> tuple[NDArray[np.int64], NDArray[np.int6
 def too_large() -> Fault:
     """The fault of a record beyond the size limit."""
     return RejectReason.TOO_LARGE, f"the record is longer than {MAX_RECORD_BYTES} bytes"
-
-
-def duplicate_keys(raw: bytes, found: dict[str, Any], pairs: int) -> Fault | None:
-    """The fault of a record that repeats a key, where decoders disagree on which value holds."""
-    if _keys_within(found) == pairs:
-        return None
-
-    def unique(items: list[tuple[str, Any]]) -> None:
-        names = Counter(name for name, _ in items)
-        if len(names) < len(items):
-            raise _DuplicateError(next(name for name, times in names.items() if times > 1))
-
-    try:
-        json.loads(raw, object_pairs_hook=unique, parse_int=str, parse_float=str)
-    except _DuplicateError as error:
-        return RejectReason.DUPLICATE_KEY, f"the key {error.args[0]!r} occurs twice in one object; keep one"
-    return None
 
 
 def spelled(value: Any) -> str:
@@ -230,49 +213,35 @@ def spelled(value: Any) -> str:
     return "an object"
 
 
-def _diagnosis(raw: bytes, error: Exception) -> Fault:
-    """Why the decoder refused `raw`: only reached for bad records, so it may take its time."""
+def _read_slowly(raw: bytes) -> Any:
+    """A record that the fast decoder refuses. It does so for numbers beyond a double: they are infinite.
+
+    Raises `_UnreadableError`, or `ValueError` for what is no JSON.
+    """
     try:
         text = raw.decode()
     except UnicodeDecodeError as bad:
-        return RejectReason.BAD_UTF8, f"byte {bad.start} is not UTF-8; write the file in UTF-8"
+        text = f"byte {bad.start} is not UTF-8; write the file in UTF-8"
+        raise _UnreadableError((RejectReason.BAD_UTF8, text)) from None
+    found = json.loads(text, parse_constant=_no_number, parse_int=_integer)
     try:
-        found = json.loads(text, parse_constant=_not_finite, parse_float=_finite, parse_int=_finite)
         json.dumps(found, ensure_ascii=False).encode()
-    except _NotFiniteError as bad:
-        return RejectReason.NOT_FINITE, f"{bad} is not a finite number that fits a double; leave it out"
     except UnicodeEncodeError:
-        return RejectReason.BAD_UTF8, "a string has half of a surrogate pair, which is no character"
-    except (ValueError, RecursionError):
-        pass
-    return RejectReason.NOT_JSON, f"{error}; each record must be one JSON object"
+        fault = RejectReason.BAD_UTF8, "a string has half of a surrogate pair, which is no character"
+        raise _UnreadableError(fault) from None
+    return found
 
 
-class _DuplicateError(Exception):
-    pass
+class _UnreadableError(Exception):
+    def __init__(self, fault: Fault) -> None:
+        self.fault = fault
+        super().__init__(fault[1])
 
 
-class _NotFiniteError(Exception):
-    pass
+def _no_number(literal: str) -> NoReturn:
+    raise _UnreadableError((RejectReason.NOT_JSON, f"{literal} is no number of JSON; leave the value out"))
 
 
-def _not_finite(literal: str) -> NoReturn:
-    raise _NotFiniteError(literal if len(literal) < 40 else f"{literal[:20]}... ({len(literal)} digits)")
-
-
-def _finite(literal: str) -> float:
-    value = float(literal)
-    return value if math.isfinite(value) else _not_finite(literal)
-
-
-def _keys_within(value: Any) -> int:
-    """Keys of an object and of all objects inside it."""
-    keys, stack = 0, [value]
-    while stack:
-        inner = stack.pop()
-        if type(inner) is dict:
-            keys += len(inner)
-            stack.extend(inner.values())
-        elif type(inner) is list:
-            stack.extend(inner)
-    return keys
+def _integer(literal: str) -> float:
+    # An integer of so many digits is beyond a double, and Python is slow to read a long one.
+    return int(literal) if len(literal) < 400 else float(literal)

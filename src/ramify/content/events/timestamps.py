@@ -1,7 +1,8 @@
 """RFC 3339 times and numbers since 1970, as UTC microseconds.
 
 Owns what counts as a time, in any input: years 1 to 9999, digits beyond the microsecond cut, leap seconds
-refused because no timestamp can hold them.
+refused because no timestamp can hold them. Owns the one text that a time has where nobody wrote another
+(`canonical_texts`).
 """
 
 import re
@@ -16,7 +17,13 @@ import pyarrow.compute as pc
 
 from ramify.content.events.events import AttributeType
 
-__all__ = ["TimeUnit", "from_epoch", "parse_timestamps"]
+__all__ = [
+    "TimeUnit",
+    "canonical_texts",
+    "from_epoch",
+    "parse_timestamps",
+    "written_otherwise",
+]
 
 _RFC3339 = (
     r"^([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt ]([0-9]{2}):([0-9]{2}):([0-9]{2})"
@@ -53,6 +60,25 @@ def parse_timestamps(texts: "Sequence[str | None] | pa.Array[Any]") -> "tuple[pa
     moments = [None if text is None else _moment(text) for text in column.to_pylist()]
     bad = [row for row, moment in enumerate(moments) if moment is None and column[row].is_valid]
     return pa.array(moments, target), bad
+
+
+def canonical_texts(times: "pa.Array[Any]") -> "pa.Array[Any]":
+    """`attributes.time_text` of each time."""
+    ticks: Any = times.cast(pa.int64()).fill_null(0).to_numpy()
+    # Without the zone, which is UTC always: Arrow would look it up in the machine's own database.
+    longest: Any = pc.utf8_replace_slice(times.cast(pa.timestamp("us")).cast(pa.string()), 10, 11, "T")
+    texts = longest
+    for unit, length in ((1000, 23), (1_000_000, 19)):
+        short = ticks % unit == 0
+        if short.any():
+            texts = pc.if_else(pa.array(short), pc.utf8_slice_codeunits(longest, 0, length), texts)
+    return pc.binary_join_element_wise(texts, "Z", "")  # type: ignore[no-any-return]
+
+
+def written_otherwise(texts: Any, times: "pa.Array[Any]") -> Any:
+    """Which rows have a time whose text, as it was written, is not the canonical one: a numpy mask."""
+    written: Any = texts if isinstance(texts, pa.Array) else pa.array(texts, pa.string())
+    return pc.not_equal(written, canonical_texts(times)).fill_null(False).to_numpy(zero_copy_only=False)
 
 
 def from_epoch(value: Any, unit: TimeUnit) -> datetime | None:

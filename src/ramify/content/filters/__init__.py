@@ -1,1 +1,1 @@
-"""Filters: the algebra, its three spellings, the grid over a content space, and subscriptions."""
+"""Filters: the algebra, its four spellings, the grid over a content space, and subscriptions."""

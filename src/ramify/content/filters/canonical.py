@@ -6,7 +6,8 @@ the boxes that hold there, restricted to the attributes after it; unite pieces w
 the attribute when a single piece is left. Equal sets give equal diagrams, because every step depends on
 the set alone (the argument for reduced ordered decision diagrams, Bryant 1986, with intervals as edges).
 
-Tests and array conditions are boolean variables of their own, right after their attribute. That they
+Tests and array conditions are boolean variables of their own, right after their attribute; joints are the
+first of all. That they
 may be dependent (a suffix test implies another) is not seen: such filters may be equal and yet have
 different keys, which costs a merge of classes and nothing else. Equal keys always mean equal filters.
 
@@ -25,8 +26,8 @@ from ramify.content.filters.values import EVERY_VALUE, ValueSet
 
 __all__ = ["canonical_key"]
 
-# About half a second of work.
-_STEPS = 400_000
+# About 40 ms of work.
+_STEPS = 80_000
 _NODE_STEPS = 20
 _DEPTH = 150
 _EMPTY = b"empty"
@@ -42,7 +43,11 @@ def canonical_key(boxes: Sequence[Box]) -> bytes:
     merged = merge_boxes(boxes)
     diagram = _Diagram()
     try:
-        key = diagram.node(frozenset(diagram.number((box.constraints, ())) for box in merged), 0)
+        if any(len(box.constraints) > _DEPTH for box in merged):
+            raise _TooLargeError  # a level for each attribute at least
+        key = diagram.node(
+            frozenset(diagram.number((box.constraints, _joint_flags(box))) for box in merged), 0
+        )
     except _TooLargeError:
         key = _digest("boxes", sorted(_spell(box) for box in merged))
     return _digest("filter", key)
@@ -186,6 +191,10 @@ def _array_flags(constraint: Constraint) -> _Flags:
     )
 
 
+def _joint_flags(box: Box) -> _Flags:
+    return tuple(sorted((joint.spelling, wanted) for joint, wanted in box.joints))
+
+
 def _unite(pieces: list[tuple[str, Any]]) -> str:
     """One spelling of a union of pieces: neighbouring cells, which come in order, merge."""
     parts: dict[str, Any] = {}
@@ -203,7 +212,7 @@ def _unite(pieces: list[tuple[str, Any]]) -> str:
 
 
 def _spell(box: Box) -> str:
-    return repr([(path, _spell_constraint(c)) for path, c in box.constraints])
+    return repr(([(path, _spell_constraint(c)) for path, c in box.constraints], _joint_flags(box)))
 
 
 def _spell_constraint(c: Constraint) -> Any:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ramify.content.filters.constraints import ANYTHING, ArraySet, Constraint
-from ramify.content.filters.values import EVERY_VALUE, ValueSet, singletons
+from ramify.content.filters.values import EVERY_ELEMENT, EVERY_VALUE, ValueSet, singletons
 
 __all__ = ["describe_constraint", "describe_values"]
 
@@ -31,10 +31,11 @@ def describe_constraint(constraint: Constraint) -> str:
 
 def describe_values(values: ValueSet) -> str:
     """One line that says which scalars are in the set."""
-    if values.is_every:
+    if values.is_every or values == EVERY_ELEMENT:
         return "is any value"
     parts = list(_numbers(values.numbers)) + list(_strings(values)) + list(_times(values.times))
     parts += {(): [], (0,): ["is a boolean"], (1,): ["is true"], (0, 1): ["is false"]}[values.booleans]
+    parts += ["is null"] if values.nulls else []
     return " or ".join(parts) or "is nothing"
 
 

@@ -1,5 +1,7 @@
 """The filter algebra: a filter is a union of boxes, a box gives each attribute a `Constraint`.
 
+A box may ask further that fields hold together in one element of an array of objects (`joints`).
+
     parse  ->  expression (what the user wrote)  ->  boxes  ->  algebra, key, matcher
 
 Filters are sets of events, so the laws are those of sets: `complement` is the set complement, which is
@@ -19,7 +21,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ramify.content.filters.constraints import ABSENT, ANYTHING, Constraint, Value
+from ramify.content.filters.constraints import ANYTHING, Constraint, Value, value_at
+from ramify.content.filters.joints import JointLiteral
+from ramify.content.filters.values import ValueSet
+from ramify.content.filters.work import Work, charge
 from ramify.errors import FilterError
 
 if TYPE_CHECKING:
@@ -31,49 +36,43 @@ __all__ = [
     "NOTHING_AT_ALL",
     "Box",
     "Filter",
-    "Work",
     "merge_boxes",
     "products",
+    "too_many_boxes",
     "unite",
 ]
 
 MAX_BOXES = 1024
-# What one algebra call may spend, in pairs of boxes looked at: about a second, then FilterError.
-_WORK = 100_000
 # An intersection or a difference of two boxes costs about as much as looking at this many pairs.
 _PRODUCT = 5
+# Cuts and tests of a box that cost as much as a step when it is looked at.
+_PARTS_PER_STEP = 32
 # Above this many boxes (constraints) not all pairs are compared: absorption is an optimisation, not a duty,
 # and not worth much while a filter is still being built.
-_ABSORB_MOST = 128
-_ABSORB_MOST_AT_LAST = 512
+_ABSORB_MOST = 64
+_ABSORB_MOST_AT_LAST = 128
 _UNITE_MOST = 128
-
-
-class Work:
-    """What one algebra call may still spend, so that a filter that explodes fails instead of hanging."""
-
-    def __init__(self, limit: int = _WORK) -> None:
-        self.left = limit
-
-    def spend(self, steps: int) -> None:
-        """Take `steps` off the budget, or raise FilterError when it is used up."""
-        self.left -= steps
-        if self.left < 0:
-            raise _too_complex()
 
 
 @dataclass(frozen=True)
 class Box:
-    """A conjunction: each named attribute lies in its Constraint. Sorted by path, never empty inside."""
+    """A conjunction: each named attribute lies in its Constraint, and each joint is as wanted.
+
+    Constraints are sorted by path and never empty inside.
+    """
 
     constraints: tuple[tuple[str, Constraint], ...] = ()
+    joints: frozenset[JointLiteral] = frozenset()
 
     @staticmethod
-    def of(constraints: Mapping[str, Constraint]) -> "Box | None":
+    def of(
+        constraints: Mapping[str, Constraint], joints: frozenset[JointLiteral] = frozenset()
+    ) -> "Box | None":
         """A box, or None when it is certainly empty. Constraints that ask nothing are dropped."""
         if any(c.is_empty for c in constraints.values()):
             return None
-        return Box(tuple(sorted((p, c) for p, c in constraints.items() if not c.is_anything)))
+        asked = sorted(((p, c) for p, c in constraints.items() if not c.is_anything), key=_path_of)
+        return Box(tuple(asked), joints)
 
     def __getitem__(self, path: str) -> Constraint:
         """What is asked of `path`."""
@@ -86,19 +85,24 @@ class Box:
 
     def holds(self, attributes: Mapping[str, Value]) -> bool:
         """Whether an event's attributes lie in the box."""
-        return all(attributes.get(path, ABSENT) in constraint for path, constraint in self.constraints)
+        return all(
+            value_at(attributes, path) in constraint for path, constraint in self.constraints
+        ) and all(joint.holds(attributes) is wanted for joint, wanted in self.joints)
 
     def intersect(self, other: "Box") -> "Box | None":
         """Exact intersection; None when it is certainly empty."""
-        if not self.constraints:
+        if not self.constraints and not self.joints:
             return other
+        joints = self.joints | other.joints
+        if self.joints and other.joints and any((joint, not wanted) in joints for joint, wanted in joints):
+            return None
         both = dict(self.constraints)
         for path, constraint in other.constraints:
             mine = both.get(path)
             both[path] = constraint if mine is None else mine.intersect(constraint)
             if both[path].is_empty:
                 return None
-        return Box(tuple(sorted(both.items(), key=_path_of)))
+        return Box(tuple(sorted(both.items(), key=_path_of)), joints)
 
     def misses(self, other: "Box") -> bool:
         """True only when no event is in both: as `intersect(other) is None`, without building it."""
@@ -110,7 +114,20 @@ class Box:
         mine = self.by_path
         if not other.by_path.keys() <= mine.keys():
             return False
-        return all(mine[path].within(constraint) for path, constraint in other.constraints)
+        return all(mine[path].within(constraint) for path, constraint in other.constraints) and all(
+            self._ensures(literal) for literal in other.joints
+        )
+
+    def _ensures(self, literal: JointLiteral) -> bool:
+        """Whether what this box asks makes a joint come out as wanted, for certain."""
+        if literal in self.joints:
+            return True
+        asked, wanted = literal
+        if not wanted:
+            return any(not held and asked.implies(joint) for joint, held in self.joints)
+        return asked.follows_from(self.by_path) or any(
+            held and joint.implies(asked) for joint, held in self.joints
+        )
 
     def minus(self, other: "Box") -> "Iterator[Box]":
         """Disjoint boxes (up to undecided tests) that hold what is in this box and not in `other`."""
@@ -120,27 +137,38 @@ class Box:
             for outside in constraint.complement():
                 piece = mine.intersect(outside)
                 if not piece.is_empty:
-                    yield Box(tuple(sorted({**rest, path: piece}.items(), key=_path_of)))
+                    yield Box(tuple(sorted({**rest, path: piece}.items(), key=_path_of)), self.joints)
             rest[path] = mine.intersect(constraint)
             if rest[path].is_empty:
                 return
+        both = tuple(sorted(rest.items(), key=_path_of))
+        joints = self.joints
+        for joint, wanted in sorted(other.joints, key=_spelling_of):
+            if (joint, wanted) not in joints:
+                yield Box(both, joints | {(joint, not wanted)})
+                joints |= {(joint, wanted)}
 
     def union(self, other: "Box") -> "Box | None":
         """Exact union when the boxes differ in one attribute only and that union is one Constraint."""
-        if self.by_path.keys() != other.by_path.keys():
+        if self.by_path.keys() != other.by_path.keys() or self.joints != other.joints:
             return None
         differs = [p for p, c in self.constraints if other.by_path[p] != c]
         if len(differs) != 1:
             return None
         merged = self[differs[0]].union(other[differs[0]])
-        return None if merged is None else Box.of({**self.by_path, differs[0]: merged})
+        return None if merged is None else Box.of({**self.by_path, differs[0]: merged}, self.joints)
+
+    @cached_property
+    def weight(self) -> int:
+        """Steps that it takes to go through its constraints."""
+        return 1 + sum(4 + _parts(constraint) for _, constraint in self.constraints) // _PARTS_PER_STEP
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        return hash(self.constraints)
+        return hash((self.constraints, self.joints))
 
 
 @dataclass(frozen=True)
@@ -160,7 +188,8 @@ class Filter:
 
     def intersect(self, other: "Filter") -> "Filter":
         """Events that both accept."""
-        return Filter(merge_boxes(products(self.boxes, other.boxes, Work())))
+        with Work() as work:
+            return Filter(merge_boxes(products(self.boxes, other.boxes, work)))
 
     def union(self, other: "Filter") -> "Filter":
         """Events that either accepts."""
@@ -172,8 +201,12 @@ class Filter:
 
     def subtract(self, other: "Filter") -> "Filter":
         """Events that this filter accepts and `other` does not."""
+        with Work() as work:
+            return self.subtract_within(other, work)
+
+    def subtract_within(self, other: "Filter", work: Work) -> "Filter":
+        """As `subtract`, on a budget that others spend too."""
         near = _Neighbours(other.boxes)
-        work = Work()
         return Filter(merge_boxes(p for mine in self.boxes for p in _minus_all(mine, near.of(mine), work)))
 
     def covers(self, other: "Filter") -> bool:
@@ -184,22 +217,22 @@ class Filter:
         """
         near = _Neighbours(self.boxes)
         own = set(self.boxes)
-        work = Work()
         try:
-            return all(box in own or _covered(box, near.of(box), work) for box in other.boxes)
+            with Work() as work:
+                return all(box in own or _covered(box, near.of(box), work) for box in other.boxes)
         except FilterError:
             return False
 
     def overlaps(self, other: "Filter") -> bool:
         """False only if no event is accepted by both."""
         near = _Neighbours(other.boxes)
-        work = Work()
         try:
-            for mine in self.boxes:
-                others = near.of(mine)
-                work.spend(len(others))
-                if not all(mine.misses(box) for box in others):
-                    return True
+            with Work() as work:
+                for mine in self.boxes:
+                    others = near.of(mine)
+                    work.spend(len(others))
+                    if not all(mine.misses(box) for box in others):
+                        return True
         except FilterError:
             return True
         return False
@@ -257,27 +290,21 @@ def merge_boxes(boxes: Iterable[Box], most: int = MAX_BOXES, absorb: int = _ABSO
         if len(distinct) > room:
             distinct = dict.fromkeys(_merge_along_each_path(list(distinct)))
             if len(distinct) > most:
-                raise _too_many(most)
+                raise too_many_boxes(most)
     kept = _merge_along_each_path(list(distinct))
     if 2 <= len(kept) <= absorb:
         kept = _absorb(kept)
     if len(kept) > most:
-        raise _too_many(most)
+        raise too_many_boxes(most)
     return tuple(kept)
 
 
-def _too_many(most: int) -> FilterError:
+def too_many_boxes(most: int = MAX_BOXES) -> FilterError:
+    """What to raise for a filter that does not fit into so many boxes."""
     return FilterError(
         f"the filter needs more than {most} boxes in its normal form",
         allowed=f"up to {most} alternatives after expansion: split it into several subscriptions, "
         "or use IN, BETWEEN and prefixes instead of long chains of OR under AND or NOT",
-    )
-
-
-def _too_complex() -> FilterError:
-    return FilterError(
-        "the filter takes too much work to bring into its normal form",
-        allowed="fewer alternatives under AND and NOT: split it into several subscriptions",
     )
 
 
@@ -286,8 +313,8 @@ def products(left: Iterable[Box], right: Iterable[Box], work: Work) -> Iterator[
     near = _Neighbours(tuple(right))
     for a in left:
         others = near.of(a)
-        work.spend(_PRODUCT * len(others))
         for b in others:
+            work.spend(_PRODUCT + a.weight + b.weight)
             both = a.intersect(b)
             if both is not None:
                 yield both
@@ -374,18 +401,23 @@ def _merge_along_each_path(boxes: list[Box]) -> list[Box]:
     Grouping by "all the others" finds every such pair without comparing all pairs: O(constraints) dict
     look-ups, and unions only where they can succeed.
     """
+    if len(boxes) < 2:
+        return boxes
     alive = dict.fromkeys(boxes)
     for path in sorted({p for box in boxes for p, _ in box.constraints}):
-        groups: dict[tuple[tuple[str, Constraint], ...], list[Box]] = {}
+        charge(1 + len(alive) // 64)
+        groups: dict[tuple[tuple[tuple[str, Constraint], ...], frozenset[JointLiteral]], list[Box]] = {}
         for box in [box for box in alive if path in box.by_path]:
-            groups.setdefault(tuple(pc for pc in box.constraints if pc[0] != path), []).append(box)
-        for rest, members in groups.items():
+            rest = tuple(pc for pc in box.constraints if pc[0] != path)
+            groups.setdefault((rest, box.joints), []).append(box)
+        for (rest, joints), members in groups.items():
             if len(members) < 2:
                 continue
+            charge(sum(box.weight for box in members))
             for box in members:
                 del alive[box]
             for constraint in unite([box.by_path[path] for box in members]):
-                united = Box.of({**dict(rest), path: constraint})
+                united = Box.of({**dict(rest), path: constraint}, joints)
                 if united is not None:
                     alive.setdefault(united)
     return list(alive)
@@ -406,8 +438,14 @@ def _shape(constraint: Constraint) -> object:
     arrays = constraint.arrays
     if arrays is not None and len(arrays.some) == 1:
         (some,) = arrays.some
-        return constraint.scalars.tests, arrays.none, some.tests
-    return constraint.scalars.tests, arrays
+        return _test_shape(constraint.scalars), arrays.none, _test_shape(some)
+    return _test_shape(constraint.scalars), arrays
+
+
+def _test_shape(values: ValueSet) -> object:
+    """The tests of a set, but for one group of which any must hold: those mostly unite."""
+    wanted = [literal for literal in values.tests if literal[1]]
+    return values.tests.difference(wanted) if len(wanted) == 1 else values.tests
 
 
 def _unite_halves(constraints: list[Constraint]) -> list[Constraint]:
@@ -418,6 +456,7 @@ def _unite_halves(constraints: list[Constraint]) -> list[Constraint]:
     done = _unite_halves(constraints[:half])
     for constraint in _unite_halves(constraints[half:]):
         for k, other in enumerate(done):
+            charge(1)
             merged = other.union(constraint)
             if merged is not None:
                 done[k] = merged
@@ -432,6 +471,7 @@ def _absorb(boxes: list[Box]) -> list[Box]:
     ordered = sorted(boxes, key=lambda b: len(b.constraints))
     kept: list[Box] = []
     for box in ordered:
+        charge(len(kept) * box.weight)
         if not any(box.within(other) for other in kept):
             kept = [other for other in kept if not other.within(box)]
             kept.append(box)
@@ -462,8 +502,23 @@ def _covered(box: Box, by: Sequence[Box], work: Work) -> bool:
     return False
 
 
+def _parts(constraint: Constraint) -> int:
+    """How many cuts and tests a constraint has, about."""
+    sets = [constraint.scalars]
+    if constraint.arrays is not None:
+        sets += [*constraint.arrays.some, *constraint.arrays.none]
+    return sum(
+        len(s.numbers) + len(s.strings) + len(s.times) + sum(len(tests) for tests, _ in s.tests)
+        for s in sets
+    )
+
+
 def _path_of(item: tuple[str, Constraint]) -> str:
     return item[0]
+
+
+def _spelling_of(literal: JointLiteral) -> tuple[str, bool]:
+    return literal[0].spelling, literal[1]
 
 
 EVERYTHING = Filter((Box(),))

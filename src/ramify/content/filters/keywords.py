@@ -7,7 +7,6 @@ Words are matched whole, with case, against the array attribute `keywords` (or a
 
 from collections.abc import Sequence
 
-from ramify.content.events.attributes import RESERVED_NAMES
 from ramify.content.filters.constraints import ArraySet, Constraint
 from ramify.content.filters.expressions import And, Atom, Expression, Or, compile_filter
 from ramify.content.filters.filters import Filter
@@ -29,8 +28,6 @@ def parse_keywords_expression(
     words: Sequence[str] | Sequence[Sequence[str]], attribute: str = KEYWORDS
 ) -> Expression:
     """As `parse_keywords`, without building boxes."""
-    if attribute in RESERVED_NAMES:
-        raise FilterError(f"{attribute} is not an attribute: the name is kept for the event itself")
     if isinstance(words, str) or not isinstance(words, Sequence) or not words:
         raise FilterError("keywords are a non-empty list", text=_shown(words), allowed=_ALLOWED)
     if all(isinstance(word, str) for word in words):

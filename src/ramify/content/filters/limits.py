@@ -2,7 +2,7 @@
 
 __all__ = ["FILTER_DEPTH", "FILTER_TEXT"]
 
-FILTER_TEXT = 64 * 1024
+FILTER_TEXT = 10 * 1024
 """Characters of a filter as it is written."""
 
 FILTER_DEPTH = 32

@@ -5,29 +5,40 @@ equals-ignore-case and its prefix and suffix forms, anything-but (values, lists,
 equals-ignore-case, wildcard), numeric, exists, cidr, wildcard, exactly, $or, nested objects.
 
 What a pattern means: every named field must match (AND) any of its listed values (OR). A field of the
-event that is an array matches when any element does. There is no NULL logic: a predicate is true or
-false. A pattern that Amazon would refuse is refused here, with the place in the text.
+event that is an array matches when any element does; fields of objects in an array must match in the same
+object (`joints`). There is no NULL logic: a predicate is true or false. A pattern that Amazon would refuse
+is refused here, with the place in the text.
 
 Where our reading needs saying
     exists     is about leaves: an empty array or object is absent, an explicit null is present
     anything-but   needs the field to be present; any value of another type is "anything but" too
-    numbers    1 and 1.0 are equal; `numeric` bounds lie within +-5e9, as Amazon documents
+    numbers    1 and 1.0 are equal; `numeric` takes every double, so epoch milliseconds too
     addresses  an exact address is a string like any other; cidr drops host bits
-    dots       {"a": {"b": [1]}} and {"a.b": [1]} name the same attribute; none may be asked for twice
-    times      `time`, and what a schema calls a timestamp, is not a string: only exists and null apply
+    dots       {"a": {"b": [1]}} and {"a.b": [1]} name the same attribute
+    repeats    a path that is asked for again, in a later pair or in $or, replaces what was asked before
+    times      `time`, and what a schema calls a timestamp, is matched as the text that it was written with
 """
 
 import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from ramify.content.events.attributes import RESERVED_NAMES, AttributeType
-from ramify.content.filters.constraints import ArraySet, Constraint
-from ramify.content.filters.expressions import CONTEXT_TYPES, And, Atom, Expression, Or, compile_filter
-from ramify.content.filters.filters import Filter, unite
+from ramify.content.events.attributes import AttributeType, text_path
+from ramify.content.filters.constraints import Constraint
+from ramify.content.filters.expressions import (
+    CONTEXT_TYPES,
+    MISSING,
+    Atom,
+    Expression,
+    Or,
+    Together,
+    compile_filter,
+    found,
+)
+from ramify.content.filters.filters import MAX_BOXES, Filter, unite
 from ramify.content.filters.limits import FILTER_DEPTH, FILTER_TEXT
 from ramify.content.filters.strings import (
     ANY_CHARACTERS,
@@ -39,8 +50,10 @@ from ramify.content.filters.strings import (
     literal_prefix,
 )
 from ramify.content.filters.values import (
+    EVERY_ELEMENT,
     EVERY_VALUE,
     NO_VALUE,
+    NULL_ELEMENT,
     ValueSet,
     booleans,
     number_above,
@@ -50,15 +63,15 @@ from ramify.content.filters.values import (
     strings_equal,
     where_tests,
 )
+from ramify.content.filters.work import COMPILE_STEPS, Work
 from ramify.errors import FilterError
 
-__all__ = ["OPERATORS", "parse_pattern", "parse_pattern_expression"]
+__all__ = ["OPERATORS", "glob_match", "parse_pattern", "parse_pattern_expression"]
 
 OPERATORS = (
     "strings, numbers, true, false, null, or one of prefix, suffix, equals-ignore-case, anything-but, "
     "numeric, exists, cidr, wildcard, exactly"
 )
-NUMERIC_MOST = 5e9
 # Names that Amazon keeps for itself inside $or.
 _RESERVED = frozenset(
     {"exactly", "prefix", "suffix", "equals-ignore-case", "anything-but", "exists", "wildcard", "numeric"}
@@ -67,10 +80,11 @@ _RESERVED = frozenset(
     | {"ip-address-in-range", "ip-address-not-in-range"}
 )
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]|NaN|-?Infinity', re.DOTALL)
-_SCALAR_TYPES = frozenset(AttributeType) - {AttributeType.STRINGS, AttributeType.NUMBERS}
 _STRINGS = ValueSet(strings=EVERY_VALUE.strings)
-_ABSENT = Constraint(absent=True, arrays=ArraySet(none=frozenset([EVERY_VALUE])))
-_PRESENT = Constraint(null=True, scalars=EVERY_VALUE, arrays=ArraySet(some=frozenset([EVERY_VALUE])))
+_NEVER_ARRAYS = frozenset({"id", "publisher"})
+
+_Rule = dict[str, Atom]
+"""One alternative of a pattern: what is asked of each path."""
 
 
 def parse_pattern(
@@ -78,8 +92,7 @@ def parse_pattern(
 ) -> Filter:
     """Parse a pattern (JSON text, or the decoded object) to a filter.
 
-    With a schema, attributes that it calls scalar are known not to be arrays, which lets the algebra see
-    more. Raises FilterError with the text and the place.
+    A schema says which attributes are timestamps. Raises FilterError with the text and the place.
     """
     text = _text(pattern)
     expression = parse_pattern_expression(text, schema)
@@ -109,7 +122,15 @@ def parse_pattern_expression(
     if not isinstance(tree, _Object):
         raise FilterError("a pattern is a JSON object", text=text, allowed='{"field": ["value", ...]}')
     _mark(tree, reader.keys())
-    return reader.fields(tree, "", False)
+    with Work(COMPILE_STEPS):
+        rules = reader.fields(tree, "", False, [{}])
+    alternatives = [_together(rule) for rule in rules]
+    return alternatives[0] if len(alternatives) == 1 else Or(tuple(alternatives))
+
+
+def _together(rule: _Rule) -> Expression:
+    atoms = tuple(rule.values())
+    return atoms[0] if len(atoms) == 1 else Together(atoms)
 
 
 class _Object(list[tuple[str, Any]]):
@@ -143,62 +164,48 @@ class _Reader:
             self.place = place
             yield name, value
 
-    def fields(self, tree: _Object, prefix: str, in_or: bool) -> Expression:
-        """All the fields of an object: an AND."""
+    def fields(self, tree: _Object, prefix: str, in_or: bool, rules: list[_Rule]) -> list[_Rule]:
+        """The alternatives that come of adding an object's fields to each of `rules`: an AND.
+
+        A path that is asked for again replaces what was asked before, as at Amazon.
+        """
         if not tree:
             self.fail("empty objects are not allowed")
-        parts: list[Expression] = []
-        seen: set[str] = set()
-        paths: set[str] = set()
         for name, value in self.members(tree):
-            place = self.place
-            if name in seen:
-                self.fail(f"{name!r} appears twice in one object")
-            seen.add(name)
             if name == "$or":
-                part = self.either(value, prefix)
+                rules = self.either(value, prefix, rules)
             elif in_or and name in _RESERVED:
                 self.fail(f"{name!r} is reserved and cannot be a field name inside $or")
             elif isinstance(value, _Object):
-                part = self.fields(value, f"{prefix}{name}.", in_or)
+                rules = self.fields(value, f"{prefix}{name}.", in_or, rules)
             elif isinstance(value, list):
-                part = self.leaf(f"{prefix}{name}", value)
+                atom = self.leaf(f"{prefix}{name}", value)
+                rules = [{**rule, atom.path: atom} for rule in rules]
             else:
                 self.fail(f"{name!r} must be an object or an array of values")
-            again = paths & (mine := _paths(part))
-            if again:
-                self.place = place
-                self.fail(f"the path {min(again)!r} is asked for more than once")
-            paths |= mine
-            parts.append(part)
-        return parts[0] if len(parts) == 1 else And(tuple(parts))
+        return rules
 
-    def either(self, value: Any, prefix: str) -> Expression:
+    def either(self, value: Any, prefix: str, rules: list[_Rule]) -> list[_Rule]:
         if not isinstance(value, list) or isinstance(value, _Object):
             self.fail("$or takes an array of objects")
         if len(value) < 2 or not all(isinstance(part, _Object) for part in value):
             self.fail("$or takes an array of at least two objects")
-        parts: list[Expression] = []
+        forked: list[_Rule] = []
         place = self.place
         for part in value:
             self.place = place
-            parts.append(self.fields(part, prefix, True))
-        return Or(tuple(parts))
+            forked += self.fields(part, prefix, True, rules)
+            if len(forked) > MAX_BOXES:
+                self.fail(f"the pattern has more than {MAX_BOXES} alternatives under $or")
+        return forked
 
-    def leaf(self, path: str, listed: list[Any]) -> Expression:
+    def leaf(self, path: str, listed: list[Any]) -> Atom:
         """One field with its listed matches: true in their union, false everywhere else."""
         if not listed:
             self.fail("empty arrays are not allowed")
-        if path in RESERVED_NAMES:
-            self.fail(f"{path} is not an attribute: the name is kept for the event itself")
         shown = f"{path}: {json.dumps(_plain(listed), ensure_ascii=False)}"
-        declared = self.schema.get(path)
-        if declared is AttributeType.TIMESTAMP and any(not _about_presence(item) for item in listed):
-            self.fail(
-                f"{path} is a timestamp, which patterns cannot compare: say it in SQL, "
-                f"such as {path} >= TIMESTAMP '2026-01-31 00:00:00'"
-            )
-        scalar = declared in _SCALAR_TYPES
+        if self.schema.get(path) is AttributeType.TIMESTAMP:
+            path = text_path(path)  # patterns know texts, not times
         parts: list[Constraint] = []
         tests: set[StringTest] = set()
         place = self.place
@@ -208,41 +215,40 @@ class _Reader:
             if isinstance(match, StringTest):
                 tests.add(match)
             else:
-                parts.append(self.of_arity(match, scalar))
+                parts.append(MISSING if match is None else found(match))
         if tests:
-            parts.append(self.of_arity(_any_element(where_tests(tests)), scalar))
+            parts.append(found(where_tests(tests)))
+        if path in _NEVER_ARRAYS:
+            parts = [replace(part, arrays=None) for part in parts]
         return Atom(path, shown, tuple(unite(parts)), None)
 
-    def of_arity(self, constraint: Constraint, scalar: bool) -> Constraint:
-        """Drop the array part of attributes that are known to be scalars."""
-        if not scalar:
-            return constraint
-        return Constraint(constraint.absent, constraint.null, constraint.scalars, None)
+    def one(self, item: Any) -> ValueSet | StringTest | None:
+        """The values that one listed match accepts, or None where it wants the field absent.
 
-    def one(self, item: Any) -> Constraint | StringTest:
-        """What one listed match accepts. String tests are gathered by the caller into one atom."""
+        String tests are gathered by the caller into one set.
+        """
         if item is None:
-            return Constraint(null=True)
+            return NULL_ELEMENT
         if isinstance(item, bool):
-            return _any_element(booleans(item))
+            return booleans(item)
         if isinstance(item, int | float):
-            return _any_element(numbers_equal([self.number(item)]))
+            return numbers_equal([self.number(item)])
         if isinstance(item, str):
-            return _any_element(strings_equal([item]))
+            return strings_equal([item])
         if not isinstance(item, _Object):
             self.fail("a value must be a string, a number, true, false, null or a match expression")
         if len(item) != 1:
             self.place = item.places[1] if item else self.place
             self.fail("a match expression has exactly one key")
         ((operator, argument),) = self.members(item)
-        operators: dict[str, Callable[[Any], Constraint | StringTest]] = {
-            "exactly": lambda a: _any_element(strings_equal([self.string(a, "exactly")])),
+        operators: dict[str, Callable[[Any], ValueSet | StringTest | None]] = {
+            "exactly": lambda a: strings_equal([self.string(a, "exactly")]),
             "prefix": lambda a: self.affix(a, "prefix"),
             "suffix": lambda a: self.affix(a, "suffix"),
             "equals-ignore-case": lambda a: ignore_case(self.string(a, operator), TestKind.NOCASE),
             "wildcard": self.wildcard,
             "cidr": self.cidr,
-            "numeric": lambda a: _any_element(self.numeric(a)),
+            "numeric": self.numeric,
             "exists": self.exists,
             "anything-but": self.anything_but,
         }
@@ -250,17 +256,17 @@ class _Reader:
             self.fail(f"unknown match expression {operator!r}")
         return operators[operator](argument)
 
-    def affix(self, argument: Any, operator: str) -> Constraint | StringTest:
+    def affix(self, argument: Any, operator: str) -> ValueSet | StringTest:
         if isinstance(argument, _Object):
             if len(argument) != 1 or argument[0][0] != "equals-ignore-case":
                 self.fail(f'{operator} takes a string or {{"equals-ignore-case": "..."}}')
             kind = TestKind.NOCASE_PREFIX if operator == "prefix" else TestKind.NOCASE_SUFFIX
             return ignore_case(self.string(argument[0][1], operator), kind)
         text = self.string(argument, operator)
-        return _any_element(prefixed(text)) if operator == "prefix" else _ends_with(text)
+        return prefixed(text) if operator == "prefix" else _ends_with(text)
 
-    def wildcard(self, argument: Any) -> Constraint | StringTest:
-        return _glob_match(self.wildcard_codes(argument))
+    def wildcard(self, argument: Any) -> ValueSet | StringTest:
+        return glob_match(self.wildcard_codes(argument))
 
     def wildcard_codes(self, argument: Any) -> tuple[int, ...]:
         """Read * and the escapes \\* and \\\\; two stars in a row are refused, as Amazon does."""
@@ -289,10 +295,10 @@ class _Reader:
         except ValueError as error:
             return self.fail(f"{block!r} is not a CIDR block ({error})")
 
-    def exists(self, argument: Any) -> Constraint:
+    def exists(self, argument: Any) -> ValueSet | None:
         if not isinstance(argument, bool):
             self.fail("exists takes true or false")
-        return _PRESENT if argument else _ABSENT
+        return EVERY_ELEMENT if argument else None
 
     def numeric(self, argument: Any) -> ValueSet:
         """["=", 5], [">", 0], ["<=", 9], [">=", 0, "<", 5]."""
@@ -323,11 +329,9 @@ class _Reader:
             self.fail(f"unknown numeric operator {_plain(operator)!r}: it is one of = < <= > >=")
         if isinstance(number, bool) or not isinstance(number, int | float):
             self.fail(f"the value behind {operator} must be a number")
-        if not -NUMERIC_MOST <= number <= NUMERIC_MOST:
-            self.fail(f"numeric values lie between -5e9 and 5e9, not {number}")
-        return operator, number
+        return operator, self.number(number)
 
-    def anything_but(self, argument: Any) -> Constraint:
+    def anything_but(self, argument: Any) -> ValueSet:
         """Present, and not any of the listed values (or none of the listed tests holds)."""
         if isinstance(argument, _Object):
             return self.anything_but_test(argument)
@@ -338,14 +342,14 @@ class _Reader:
             self.fail("anything-but takes a string, a number, or a list of only strings or only numbers")
         listed = strings_equal(strings) if strings else numbers_equal(self.number(n) for n in numbers)
         (outside,) = listed.complement()
-        return _other(outside)
+        return replace(outside, nulls=True)
 
-    def anything_but_test(self, argument: _Object) -> Constraint:
+    def anything_but_test(self, argument: _Object) -> ValueSet:
         if len(argument) != 1:
             self.fail("anything-but takes one match expression")
         ((operator, inner),) = self.members(argument)
-        readers: dict[str, Callable[[str], Constraint | StringTest]] = {
-            "prefix": lambda text: _any_element(prefixed(text)),
+        readers: dict[str, Callable[[str], ValueSet | StringTest]] = {
+            "prefix": prefixed,
             "suffix": _ends_with,
             "equals-ignore-case": lambda text: ignore_case(text, TestKind.NOCASE),
             "wildcard": self.wildcard,
@@ -365,12 +369,12 @@ class _Reader:
             if isinstance(match, StringTest):
                 tests.add(match)
             else:
-                intervals = intervals.union(match.scalars) or intervals
+                intervals = intervals.union(match) or intervals
         outside = EVERY_VALUE.minus_plain(intervals)
         if tests:
             kept = where_tests(tests, wanted=False, within=outside)
-            outside = ValueSet(outside.numbers, kept.strings, outside.booleans, outside.times, kept.tests)
-        return _other(outside)
+            outside = replace(outside, strings=kept.strings, tests=kept.tests)
+        return replace(outside, nulls=True)
 
     def number(self, number: int | float) -> int | float:
         if not abs(number) <= sys.float_info.max:
@@ -439,40 +443,17 @@ def _check_surrogates(text: str) -> None:
         return  # said better by the parse that follows
 
 
-def _paths(expression: Expression) -> set[str]:
-    match expression:
-        case Atom(path):
-            return {path}
-        case And(parts) | Or(parts):
-            return {path for part in parts for path in _paths(part)}
-    return set()
+def _ends_with(text: str) -> ValueSet | StringTest:
+    return glob_match(glob([ANY_CHARACTERS, *map(ord, text)]))
 
 
-def _about_presence(item: Any) -> bool:
-    return item is None or (isinstance(item, _Object) and [name for name, _ in item] == ["exists"])
-
-
-def _any_element(values: ValueSet) -> Constraint:
-    """The scalar, or some element of the array, lies in `values`."""
-    return Constraint(scalars=values, arrays=ArraySet(some=frozenset([values])))
-
-
-def _other(values: ValueSet) -> Constraint:
-    """anything-but: as `_any_element`, and an explicit null is anything but any listed value."""
-    return Constraint(null=True, scalars=values, arrays=ArraySet(some=frozenset([values])))
-
-
-def _ends_with(text: str) -> Constraint | StringTest:
-    return _glob_match(glob([ANY_CHARACTERS, *map(ord, text)]))
-
-
-def _glob_match(codes: tuple[int, ...]) -> Constraint | StringTest:
+def glob_match(codes: tuple[int, ...]) -> ValueSet | StringTest:
     """The interval of a glob that has one, else its test."""
     prefix = literal_prefix(codes)
     if len(prefix) == len(codes):
-        return _any_element(strings_equal([prefix]))
+        return strings_equal([prefix])
     if codes[len(prefix) :] == (ANY_CHARACTERS,):
-        return _any_element(prefixed(prefix) if prefix else _STRINGS)
+        return prefixed(prefix) if prefix else _STRINGS
     return StringTest(TestKind.GLOB, codes)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ramify.content.events.columns import plain_column
+from ramify.content.events.columns import other_scalars, plain_column
 from ramify.content.filters.constraints import ABSENT, EVERY_ARRAY, Constraint, Value
 from ramify.content.filters.filters import Box, Filter, merge_boxes
 from ramify.content.filters.values import EVERY_VALUE, Number, ValueSet, microseconds, tidy
@@ -201,7 +201,10 @@ class Grid:
         for axis in self.axes:
             index = batch.schema.get_field_index(axis.path)
             column = batch.column(index) if index >= 0 else None
-            cells = cells * axis.slots + axis.locate(column, batch.num_rows)
+            slots = axis.locate(column, batch.num_rows)
+            for rows, values in other_scalars(batch, axis.path):
+                slots[rows] = axis.locate(values, len(rows))
+            cells = cells * axis.slots + slots
         return cells
 
     def cells_touched(self, filter_: Filter) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""A filter in whatever form it is given: parsed, a subscription, or one of the three spellings.
+"""A filter in whatever form it is given: parsed, a subscription, or one of the four spellings.
 
 Owns the choice of the parser. Light: a parser is imported when its spelling is asked for.
 """
@@ -8,15 +8,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ramify.content.filters.filters import Filter
-from ramify.content.filters.subscriptions import Subscription
+from ramify.content.filters.subscriptions import SPELLINGS, Subscription
 from ramify.errors import FilterError, InputError
 
 __all__ = ["SPELLINGS", "AnyFilter", "as_filter"]
 
 AnyFilter: TypeAlias = Filter | Subscription | str | Mapping[str, Any] | Sequence[Any]
-"""A filter, a subscription, SQL (text), an EventBridge pattern (a mapping) or keywords (a list)."""
+"""A filter, a subscription, SQL (text), an EventBridge pattern (a mapping) or keywords (a list).
 
-SPELLINGS = ("sql", "pattern", "keywords")
+A Sigma rule is a mapping or text too: only `spelling` tells it from a pattern or SQL.
+"""
 
 
 def as_filter(given: AnyFilter, spelling: str | None = None) -> Filter:
@@ -29,6 +30,10 @@ def as_filter(given: AnyFilter, spelling: str | None = None) -> Filter:
         from ramify.content.filters.sql import parse_sql
 
         return parse_sql(given)
+    if spelling == "sigma":
+        from ramify.content.filters.sigma import parse_sigma
+
+        return parse_sigma(given)  # type: ignore[arg-type]  # it says itself what it takes
     if spelling == "pattern" or isinstance(given, Mapping):
         from ramify.content.filters.pattern import parse_pattern
 

@@ -1,9 +1,10 @@
 """The SQL spelling: a Spark SQL predicate, parsed with sqlglot, as an `Expression`.
 
 Semantics are Spark SQL's, NULL included: an event's missing attribute is NULL. Allowed are comparisons
-of one attribute with literals, IN, BETWEEN, LIKE (escape character backslash), IS [NOT] NULL,
-array_contains, bare boolean attributes, TRUE, FALSE, NULL, AND, OR, NOT. Anything else is refused with its
-position. Attribute names are matched with case, as JSON's are; backquotes take any name.
+of one attribute with literals, IN, BETWEEN, LIKE and ILIKE (escape character backslash), IS [NOT] NULL,
+lower and upper of an attribute with = <> IN LIKE, array_contains, exists over the elements of an array,
+bare boolean attributes, TRUE, FALSE, NULL, AND, OR, NOT. Anything else is refused with its position.
+Attribute names are matched with case, as JSON's are; backquotes take any name.
 
 Types: an attribute has the type of the literals it is compared with. Within one filter it may not be
 compared with two types, and with a schema it must be the schema's type (a string literal is read as a
@@ -14,17 +15,16 @@ is NULL: Spark would fail the whole query there, which a broker cannot.
 import math
 import re
 import struct
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, NoReturn
-from zoneinfo import ZoneInfo
 
 from sqlglot import Token, TokenType, exp
 from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import ParseError, TokenError
 
-from ramify.content.events.attributes import RESERVED_NAMES, AttributeType
+from ramify.content.events.attributes import AttributeType
 from ramify.content.filters.constraints import EVERY_ARRAY, ArraySet, Constraint
 from ramify.content.filters.expressions import (
     CONTEXT_TYPES,
@@ -35,56 +35,56 @@ from ramify.content.filters.expressions import (
     Not,
     Or,
     compile_filter,
+    some_element,
 )
 from ramify.content.filters.filters import Filter
 from ramify.content.filters.limits import FILTER_DEPTH, FILTER_TEXT
+from ramify.content.filters.sql_values import (
+    EVERY_OF_KIND,
+    as_double,
+    case_codes,
+    compared,
+    equal_to,
+    folded_codes,
+    kind_of,
+    like_values,
+    read_time,
+    spelled,
+)
 from ramify.content.filters.strings import (
     ANY_CHARACTERS,
     ONE_CHARACTER,
     StringTest,
     TestKind,
     glob,
-    literal_prefix,
+    has_case,
 )
 from ramify.content.filters.values import (
+    EVERY_ELEMENT,
     EVERY_VALUE,
     NO_VALUE,
     Number,
     Scalar,
     ValueSet,
     booleans,
-    number_above,
-    number_below,
-    numbers_equal,
-    prefixed,
-    strings_below,
     strings_equal,
-    strings_from,
-    times_above,
-    times_below,
-    times_equal,
     where_tests,
 )
+from ramify.content.filters.work import COMPILE_STEPS, Work
 from ramify.errors import FilterError
 
 __all__ = ["ALLOWED", "FILTER_TEXT", "parse_sql", "parse_sql_expression"]
 
-ALLOWED = "= <> != < <= > >= BETWEEN IN LIKE IS [NOT] NULL AND OR NOT array_contains"
+ALLOWED = (
+    "= <> != < <= > >= BETWEEN IN LIKE ILIKE IS [NOT] NULL AND OR NOT array_contains exists lower upper"
+)
 
+# how kinds are called that are not called as their type
 _KINDS = {
-    AttributeType.STRING: "string",
     AttributeType.INT64: "number",
     AttributeType.DOUBLE: "number",
-    AttributeType.BOOLEAN: "boolean",
-    AttributeType.TIMESTAMP: "timestamp",
-    AttributeType.STRINGS: "array",
+    AttributeType.STRINGS: "array of strings",
     AttributeType.NUMBERS: "array of numbers",
-}
-_EVERY_OF_KIND = {
-    "number": ValueSet(numbers=EVERY_VALUE.numbers),
-    "string": ValueSet(strings=EVERY_VALUE.strings),
-    "boolean": ValueSet(booleans=EVERY_VALUE.booleans),
-    "timestamp": ValueSet(times=EVERY_VALUE.times),
 }
 _FLIPPED: dict[type[exp.Expr], type[exp.Expr]] = {
     exp.EQ: exp.EQ,
@@ -137,24 +137,26 @@ _TIME_TYPES = frozenset(
 )
 _QUERY_WORDS = frozenset({"SELECT", "WITH", "UNION", "EXCEPT", "INTERSECT", "FROM", "VALUES"})
 _SUFFIXED = re.compile(r"[\d.]+(?:[eE][+-]?\d+)?(?:L|S|Y|D|F|BD)\b", re.IGNORECASE)
-_SPARK_TIME = re.compile(
-    r"(\d{4,6})(?:-(\d{1,2})(?:-(\d{1,2})(?:[ T](\d{1,2})(?::(\d{1,2})"
-    r"(?::(\d{1,2})(?:\.(\d{0,9}))?(?:\s*([A-Za-z+-][A-Za-z0-9+:/_-]*))?)?)?)?)?)?"
-)
 _SPARK_DATE = re.compile(r"(\d{4,6}(?:-\d{1,2})?$|\d{4,6}-\d{1,2}-\d{1,2}(?=$|[ T]))")
-_OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{2}))?")
 
 
-def parse_sql(text: str, schema: Mapping[str, AttributeType] | None = None) -> Filter:
-    """Parse a predicate to a filter. Raises FilterError with the text, the position and what is allowed."""
-    expression = parse_sql_expression(text, schema)
+def parse_sql(
+    text: str, schema: Mapping[str, AttributeType] | None = None, *, strict: bool = False
+) -> Filter:
+    """Parse a predicate to a filter. Raises FilterError with the text, the position and what is allowed.
+
+    `strict` refuses a comparison with another type than the schema's: for rules, which would bar nothing.
+    """
+    expression = parse_sql_expression(text, schema, strict=strict)
     try:
         return compile_filter(expression)
     except FilterError as error:
         raise FilterError(error.reason, text=text, allowed=error.allowed) from None
 
 
-def parse_sql_expression(text: str, schema: Mapping[str, AttributeType] | None = None) -> Expression:
+def parse_sql_expression(
+    text: str, schema: Mapping[str, AttributeType] | None = None, *, strict: bool = False
+) -> Expression:
     """Parse a predicate to its expression, without building boxes."""
     if len(text) > FILTER_TEXT:
         raise FilterError(
@@ -169,8 +171,10 @@ def parse_sql_expression(text: str, schema: Mapping[str, AttributeType] | None =
         raise _unreadable(text, error) from None
     _check_tokens(text, tokens)
     try:
-        reader = _Reader(text, {**CONTEXT_TYPES, **(schema or {})}, tokens)
-        return reader.predicate(_tree(text, tokens, dialect))
+        reader = _Reader(text, {**CONTEXT_TYPES, **(schema or {})}, tokens, strict)
+        tree = _tree(text, tokens, dialect)
+        with Work(COMPILE_STEPS):
+            return reader.predicate(tree)
     except RecursionError:
         raise FilterError("the filter is nested too deeply", text=text, allowed="fewer levels") from None
 
@@ -201,7 +205,10 @@ class _Reader:
     text: str
     schema: dict[str, AttributeType]
     tokens: list[Token]
+    strict: bool = False
     kinds: dict[str, tuple[str, int | None]] = field(default_factory=dict)
+    # Inside exists: the name of the element, and the path of its array.
+    element: tuple[str, str] | None = None
 
     def predicate(self, node: exp.Expr) -> Expression:
         match node:
@@ -228,14 +235,18 @@ class _Reader:
                 return self.between(node)
             case exp.In():
                 return self.membership(node)
-            case exp.Like():
+            case exp.Like() | exp.ILike():
                 return self.like(node)
             case exp.ArrayContains():
                 return self.array_contains(node)
+            case exp.Exists() if isinstance(node.expression, exp.Lambda):
+                return self.exists(node, node.expression)
         return self.refuse(node)
 
     def comparison(self, node: exp.Expr) -> Expression:
         left, right, op = node.this.unnest(), node.expression.unnest(), type(node)
+        if _is_case_call(left) or _is_case_call(right):
+            return self.case_comparison(left, right, op)
         if not _is_attribute(left):
             left, right, op = right, left, _FLIPPED[op]
         if not _is_attribute(left):
@@ -250,8 +261,42 @@ class _Reader:
         if value is None:
             return Constant(None)
         return self.atom(
-            path, f"{path} {_SYMBOL[op]} {_show(value)}", _kind(value), right, _compare(op, value)
+            path, f"{path} {_SYMBOL[op]} {spelled(value)}", kind_of(value), right, compared(op, value)
         )
+
+    def case_comparison(self, left: exp.Expr, right: exp.Expr, op: type[exp.Expr]) -> Expression:
+        """lower(s) = 'a' and the like: a test of the attribute inside."""
+        if not _is_case_call(left):
+            left, right = right, left
+        if op not in (exp.EQ, exp.NEQ):
+            self.fail(f"{_case_name(left)} is only allowed with = <> IN and LIKE", left)
+        if _is_attribute(right) or _is_case_call(right):
+            self.fail("two attributes cannot be compared", right)
+        path, shown = self.case_path(left)
+        value = self.literal(right, None)
+        if value is None:
+            return Constant(None)
+        values = self.case_values(left, [value], right)
+        atom = self.atom(path, f"{shown} = {spelled(value)}", "string", right, values)
+        return Not(atom) if op is exp.NEQ else atom
+
+    def case_path(self, call: exp.Expr) -> tuple[str, str]:
+        """The attribute inside lower or upper, and how the call is shown."""
+        path = self.path(call.this.unnest())
+        return path, f"{_case_name(call)}({path})"
+
+    def case_values(self, call: exp.Expr, literals: list[Scalar], at: exp.Expr) -> ValueSet:
+        """The strings whose lower or upper form is one of these."""
+        tests: list[StringTest] = []
+        for literal in literals:
+            if not isinstance(literal, str):
+                self.fail(f"{_case_name(call)} gives a string and is compared with {kind_of(literal)}", at)
+            codes = case_codes(tuple(map(ord, literal)), upper=isinstance(call, exp.Upper))
+            if codes is not None:
+                tests.append(StringTest(TestKind.NOCASE, codes))
+        if any(has_case(code) for test in tests for code in test.codes):
+            return where_tests(tests)
+        return strings_equal("".join(map(chr, test.codes)) for test in tests)
 
     def between(self, node: exp.Between) -> Expression:
         if node.args.get("symmetric"):
@@ -263,42 +308,54 @@ class _Reader:
             if value is None:
                 parts.append(Constant(None))
                 continue
-            shown = f"{path} {_SYMBOL[op]} {_show(value)}"
-            parts.append(self.atom(path, shown, _kind(value), bound, _compare(op, value)))
+            shown = f"{path} {_SYMBOL[op]} {spelled(value)}"
+            parts.append(self.atom(path, shown, kind_of(value), bound, compared(op, value)))
         return And(tuple(parts))
 
     def membership(self, node: exp.In) -> Expression:
-        path = self.attribute(node.this, "IN")
+        call = node.this.unnest()
+        in_case = _is_case_call(call)
+        path, name = self.case_path(call) if in_case else (self.attribute(node.this, "IN"), "")
         if node.args.get("query") is not None:
             self.refuse(node.args["query"])
         if not node.expressions:
             self.fail("IN needs a list of values in brackets", node.args.get("field") or node.this)
-        found = [(item, self.literal(item, path)) for item in node.expressions]
+        found = [(item, self.literal(item, None if in_case else path)) for item in node.expressions]
         known = [(item, value) for item, value in found if value is not None]
-        kinds = {_kind(value) for _, value in known}
+        kinds = {kind_of(value) for _, value in known}
         if len(kinds) > 1:
-            odd = next(item for item, value in known if _kind(value) != _kind(known[0][1]))
+            odd = next(item for item, value in known if kind_of(value) != kind_of(known[0][1]))
             self.fail(f"IN mixes {' and '.join(sorted(kinds))}", odd)
         if not known:
             return Constant(None)
         kind = kinds.pop()
-        shown = f"{path} IN ({', '.join(_show(value) for _, value in found)})"
-        values = _equal([value for _, value in known])
+        shown = f"{name or path} IN ({', '.join(spelled(value) for _, value in found)})"
+        wanted = [value for _, value in known]
+        values = self.case_values(call, wanted, known[0][0]) if in_case else equal_to(wanted)
         if len(known) == len(found):
             return self.atom(path, shown, kind, known[0][0], values)
         # With NULL in the list IN is TRUE or NULL, never FALSE.
         self.remember(path, kind, known[0][0])
-        return Atom(path, shown, (Constraint(scalars=values),), ())
+        return Atom(path, shown, () if values.is_empty else (Constraint(scalars=values),), ())
 
-    def like(self, node: exp.Like) -> Expression:
-        path = self.attribute(node.this, "LIKE")
+    def like(self, node: exp.Like | exp.ILike) -> Expression:
+        word = "ILIKE" if isinstance(node, exp.ILike) else "LIKE"
+        call = node.this.unnest()
+        in_case = _is_case_call(call)
+        path, name = self.case_path(call) if in_case else (self.attribute(node.this, word), "")
         pattern = self.literal(node.expression, None)
         if pattern is None:
             return Constant(None)
         if not isinstance(pattern, str):
-            self.fail("LIKE needs one string", node.expression)
-        values = like_values(self.like_codes(pattern, node.expression))
-        atom = self.atom(path, f"{path} LIKE {_show(pattern)}", "string", node.expression, values)
+            self.fail(f"{word} needs one string", node.expression)
+        codes: tuple[int, ...] | None = self.like_codes(pattern, node.expression)
+        if word == "ILIKE" and codes is not None:  # lower(s) LIKE lower(pattern), whatever s is
+            codes = folded_codes(codes)
+        upper = isinstance(call, exp.Upper) and word == "LIKE"
+        values = like_values(codes, in_case or word == "ILIKE", upper) if codes is not None else NO_VALUE
+        atom = self.atom(
+            path, f"{name or path} {word} {spelled(pattern)}", "string", node.expression, values
+        )
         return Not(atom) if node.args.get("negate") else atom
 
     def like_codes(self, text: str, pattern: exp.Expr) -> tuple[int, ...]:
@@ -328,17 +385,33 @@ class _Reader:
         value = self.literal(node.expression, None)
         if value is None:
             self.fail("array_contains cannot look for NULL", node.expression)
-        numbers = _kind(value) == "number"
-        if not numbers and _kind(value) != "string":
-            self.fail("array_contains looks for a string or a number", node.expression)
-        self.remember(path, "array of numbers" if numbers else "array", node.expression)
-        values = _equal([value])
+        self.remember(path, f"array of {kind_of(value)}s", node.expression)
+        values = equal_to([value])
+        # FALSE only where every element was compared: one of another type, or null, leaves it unknown
+        others = EVERY_ELEMENT.minus_plain(EVERY_OF_KIND[kind_of(value)]).union(values)
+        assert others is not None, "sets without tests unite"
         return Atom(
             path,
-            f"array_contains({path}, {_show(value)})",
+            f"array_contains({path}, {spelled(value)})",
             (Constraint(arrays=ArraySet(some=frozenset([values]))),),
-            (Constraint(arrays=ArraySet(none=frozenset([values]))),),
+            (Constraint(arrays=ArraySet(none=frozenset([others]))),),
         )
+
+    def exists(self, node: exp.Exists, condition: exp.Lambda) -> Expression:
+        """exists(xs, x -> ...): some element of an array, or some object of one, satisfies a condition."""
+        path = self.attribute(node.this, "exists")
+        if self.element is not None:
+            self.fail("exists inside exists is not allowed", node)
+        if len(condition.expressions) != 1:
+            self.fail("the condition of exists takes one name, such as x -> x > 5", node)
+        name = str(condition.expressions[0].this)
+        inner = replace(self, element=(name, path), kinds={}, schema={})
+        body = inner.predicate(condition.this)
+        shown = f"exists({path}, {name} -> {condition.this.sql(dialect='spark')})"
+        try:
+            return some_element(path, shown, body)
+        except FilterError as error:
+            self.fail(error.reason, node)
 
     def is_null(self, node: exp.Is) -> Expression:
         if not isinstance(node.expression, exp.Null):
@@ -352,7 +425,7 @@ class _Reader:
     def atom(self, path: str, shown: str, kind: str, at: exp.Expr, values: ValueSet) -> Atom:
         """A predicate on scalars of one kind: FALSE on the others of that kind, NULL elsewhere."""
         self.remember(path, kind, at)
-        false = [part.intersect(_EVERY_OF_KIND[kind]) for part in values.complement()]
+        false = [part.intersect(EVERY_OF_KIND[kind]) for part in values.complement()]
         return Atom(
             path,
             shown,
@@ -361,10 +434,14 @@ class _Reader:
         )
 
     def remember(self, path: str, kind: str, at: exp.Expr) -> None:
-        """Hold an attribute to one kind within the filter, and to the schema's."""
-        declared = self.schema.get(path)
-        if declared is not None and _KINDS[declared] != kind:
-            self.fail(f"{path} is {declared.value} in the schema and is used as {kind}", at)
+        """Hold an attribute to one kind within the filter, and id, publisher and time to their own.
+
+        What a schema says of an attribute is the type of most events: others may hold another, unless
+        the caller is strict.
+        """
+        fixed = (self.schema if self.strict else CONTEXT_TYPES).get(path)
+        if fixed is not None and _KINDS.get(fixed, fixed.value) != kind:
+            self.fail(f"{path} is a {fixed.value} and is used as {kind}", at)
         known = self.kinds.get(path)
         if known is None:
             self.kinds[path] = kind, _position(at)
@@ -384,8 +461,10 @@ class _Reader:
                 return self.literal(node.this, path)
             case exp.Neg():
                 inner = node.this.unnest()
+                if isinstance(inner, exp.TryCast) and self.has_suffix(inner):
+                    return -self.suffixed(inner, path, negative=True)
                 value = None if _is_attribute(inner) else self.literal(inner, path)
-                if value is None or _kind(value) != "number":
+                if value is None or kind_of(value) != "number":
                     self.fail("- is only allowed before a number", inner)
                 return -value  # type: ignore[operator]
             case exp.Literal() if not node.is_string:
@@ -411,7 +490,7 @@ class _Reader:
             return isinstance(node.this, exp.Literal)
         return _SUFFIXED.match(self.text, node.this.meta["start"]) is not None
 
-    def suffixed(self, node: exp.TryCast, path: str | None) -> Number:
+    def suffixed(self, node: exp.TryCast, path: str | None, negative: bool = False) -> Number:
         """A number with a type suffix: within that type's range, and rounded to it."""
         text = str(node.this.this)
         kind = node.to.this
@@ -420,11 +499,19 @@ class _Reader:
                 return float(struct.unpack("f", struct.pack("f", float(text)))[0])
             except OverflowError:
                 self.fail(f"{text} does not fit a float", node)
-        number = self.number(text, node, None if kind is exp.DataType.Type.DOUBLE else path)
+        if kind is exp.DataType.Type.DOUBLE:
+            return as_double(self.number(text, node, None))
         bits = _SUFFIX_BITS.get(kind)
-        if bits is not None and not (isinstance(number, int) and number < 1 << (bits - 1)):
+        if bits is None:
+            return self.number(text, node, path)
+        number = self.number(text, node, None)
+        if not (isinstance(number, int) and number - negative < 1 << (bits - 1)):
             self.fail(f"{text} does not fit {bits} bits", node)
-        return number
+        # beside a double, Spark compares the integer as one
+        return as_double(number) if self.is_double(path) else number
+
+    def is_double(self, path: str | None) -> bool:
+        return path is not None and self.schema.get(path) is AttributeType.DOUBLE
 
     def joined(self, node: exp.Concat) -> str:
         """Neighbouring strings are one string; without a gap, the quote between them is part of it."""
@@ -451,8 +538,8 @@ class _Reader:
             number = int(text.partition(".")[0])
         elif re.fullmatch(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", text):
             number = float(text)
-        if path is not None and self.schema.get(path) is AttributeType.DOUBLE:
-            number = _as_double(number)
+        if self.is_double(path):
+            number = as_double(number)
         elif (
             path is not None
             and isinstance(number, float)
@@ -460,7 +547,7 @@ class _Reader:
             and "e" not in text.lower()
         ):
             self.fail(f"the fraction of {text} is lost in a double: write a whole number", node)
-        if not math.isfinite(_as_double(number)):
+        if not math.isfinite(as_double(number)):
             self.fail(f"{text} is not a number that fits a double", node)
         return number
 
@@ -492,11 +579,20 @@ class _Reader:
         if call is not None:
             self.refuse(call)
         path = _dotted(node)
+        if self.element is not None:
+            path = self.below(path, node)
         if isinstance(node, exp.Column) and isinstance(node.this, exp.Star):
             self.fail("* is not an attribute", node)
-        if path in RESERVED_NAMES:
-            self.fail(f"{path} is not an attribute: the name is kept for the event itself", node)
         return path
+
+    def below(self, path: str, node: exp.Expr) -> str:
+        """The path of what a condition inside exists names, which must be the element or its field."""
+        assert self.element is not None, "only inside exists"
+        name, array = self.element
+        head, dot, rest = path.partition(".")
+        if head != name:
+            self.fail(f"inside exists only {name} and its fields may be named, not {path}", node)
+        return f"{array}{dot}{rest}"
 
     def refuse(self, node: exp.Expr) -> NoReturn:
         """Refuse what has no place in a filter, by the name that the user knows it by."""
@@ -532,121 +628,17 @@ class _Reader:
         raise FilterError(reason, text=self.text, position=start, allowed=ALLOWED)
 
 
-def like_values(codes: tuple[int, ...]) -> ValueSet:
-    """The strings that match a glob, as an interval where possible and a test beside it where not."""
-    prefix = literal_prefix(codes)
-    if len(prefix) == len(codes):
-        return strings_equal([prefix])
-    if codes[len(prefix) :] == (ANY_CHARACTERS,):
-        return prefixed(prefix)
-    return where_tests([StringTest(TestKind.GLOB, codes)], within=prefixed(prefix))
+def _case_name(call: exp.Expr) -> str:
+    return "upper" if isinstance(call, exp.Upper) else "lower"
 
 
-def read_time(text: str, zoned: bool = True) -> datetime | None:
-    """A timestamp as Spark casts a string to one (session time zone UTC), or None.
-
-    What depends on the clock is not read: a time of day alone, 'now', 'today'.
-    """
-    match = _SPARK_TIME.fullmatch(text.strip())
-    if match is None:
-        return None
-    year, month, day, hour, minute, second, fraction, zone = match.groups()
-    micros = int((fraction or "0").ljust(6, "0")[:6])
-    try:
-        time = datetime(
-            int(year),
-            int(month or 1),
-            int(day or 1),
-            int(hour or 0),
-            int(minute or 0),
-            int(second or 0),
-            micros,
-        )
-        return _in_utc(time, zone if zoned else None)
-    except (ValueError, OverflowError, KeyError, OSError):  # KeyError, OSError: no such zone
-        return None
-
-
-def _in_utc(time: datetime, zone: str | None) -> datetime:
-    """Read a wall-clock time in a zone: Z, UTC, an offset such as +02:00, or a region's name."""
-    if zone is None or zone in ("Z", "UTC", "GMT", "UT"):
-        return time.replace(tzinfo=UTC)
-    offset = _OFFSET.fullmatch(zone)
-    if offset is None:
-        return time.replace(tzinfo=ZoneInfo(zone)).astimezone(UTC)
-    sign, hours, minutes = offset.groups()
-    shift = timedelta(hours=int(hours), minutes=int(minutes or 0))
-    if int(minutes or 0) > 59 or shift > timedelta(hours=18):
-        raise ValueError("no zone is that far away")
-    return (time - shift if sign == "+" else time + shift).replace(tzinfo=UTC)
-
-
-def _compare(op: type[exp.Expr], value: Scalar) -> ValueSet:
-    if op is exp.EQ:
-        return _equal([value])
-    if op is exp.NEQ:
-        (rest,) = _equal([value]).complement()
-        return rest.intersect(_EVERY_OF_KIND[_kind(value)])
-    inclusive = op in (exp.LTE, exp.GTE)
-    above = op in (exp.GT, exp.GTE)
-    if isinstance(value, bool):
-        # false < true, as Spark orders them
-        keep = [
-            b for b in (False, True) if (b > value if above else b < value) or (inclusive and b == value)
-        ]
-        out = NO_VALUE
-        for b in keep:
-            out = out.union(booleans(b)) or out
-        return out
-    if isinstance(value, str):
-        return (strings_from if above else strings_below)(value, inclusive)
-    if isinstance(value, datetime):
-        return (times_above if above else times_below)(value, inclusive)
-    return (number_above if above else number_below)(value, inclusive)
-
-
-def _equal(values: Iterable[Scalar]) -> ValueSet:
-    values = list(values)
-    kind = _kind(values[0])
-    if kind == "boolean":
-        out = NO_VALUE
-        for value in values:
-            out = out.union(booleans(bool(value))) or out
-        return out
-    makers: dict[str, Callable[..., ValueSet]] = {
-        "string": strings_equal,
-        "timestamp": times_equal,
-        "number": numbers_equal,
-    }
-    return makers[kind](values)
-
-
-def _kind(value: Scalar) -> str:
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, str):
-        return "string"
-    return "timestamp" if isinstance(value, datetime) else "number"
-
-
-def _show(value: Scalar | None) -> str:
-    """A literal as SQL writes it."""
-    if value is None:
-        return "NULL"
-    if isinstance(value, bool):
-        return str(value).upper()
-    if isinstance(value, datetime):
-        return f"TIMESTAMP '{value.replace(tzinfo=None).isoformat(' ')}'"
-    if isinstance(value, str):
-        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    return repr(value)
-
-
-def _as_double(number: Number) -> float:
-    try:
-        return float(number)
-    except OverflowError:
-        return math.inf
+def _is_case_call(node: exp.Expr) -> bool:
+    """lower(s) or upper(s) of an attribute."""
+    return (
+        isinstance(node, exp.Lower | exp.Upper)
+        and isinstance(node.this, exp.Expr)
+        and _is_attribute(node.this.unnest())
+    )
 
 
 def _dotted(node: exp.Expr) -> str:

@@ -13,6 +13,9 @@ import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
+
+from ramify.content.filters.work import charge
 
 __all__ = [
     "ANY_CHARACTERS",
@@ -22,8 +25,13 @@ __all__ = [
     "cidr",
     "fold",
     "glob",
+    "glob_of",
+    "has_case",
     "ignore_case",
+    "literal_pieces",
     "literal_prefix",
+    "may_be_implied",
+    "nocase_glob",
 ]
 
 ANY_CHARACTERS = -1
@@ -41,14 +49,19 @@ class TestKind(IntEnum):
     NOCASE_SUFFIX = 4
     CIDR4 = 5
     CIDR6 = 6
+    NOCASE_GLOB = 7
+
+
+_CIDR = frozenset({TestKind.CIDR4, TestKind.CIDR6})
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class StringTest:
     """One opaque question about a string.
 
-    `codes` are code points with ANY and ONE for a glob; folded code points for the case-less kinds;
-    (network, prefix bits) for CIDR4; (high 64 bits, low 64 bits, prefix bits) for CIDR6.
+    `codes` are code points with ANY and ONE for a glob; folded code points for the case-less kinds, with
+    ANY and ONE for a case-less glob; (network, prefix bits) for CIDR4; (high 64 bits, low 64 bits, prefix
+    bits) for CIDR6.
     """
 
     kind: TestKind
@@ -59,6 +72,8 @@ class StringTest:
         match self.kind:
             case TestKind.GLOB:
                 return _glob_holds(self.codes, [ord(c) for c in text])
+            case TestKind.NOCASE_GLOB:
+                return _glob_holds(self.codes, fold(text))
             case TestKind.NOCASE:
                 return fold(text) == self.codes
             case TestKind.NOCASE_PREFIX:
@@ -72,22 +87,99 @@ class StringTest:
         """True only when every string that passes this test passes `other`: sound, not complete."""
         if self == other:
             return True
-        if self.kind is TestKind.GLOB and other.kind is TestKind.GLOB:
-            return _glob_implies(self.codes, other.codes)
-        if self.kind is other.kind and self.kind in (TestKind.CIDR4, TestKind.CIDR6):
-            return _cidr_implies(self, other)
-        return False
+        if self.kind in _CIDR or other.kind in _CIDR:
+            return self.kind is other.kind and _cidr_implies(self, other)
+        if self.kind is not TestKind.GLOB and other.kind is TestKind.GLOB:
+            return False  # a spelling in another case passes this test and not the other
+        mine, asked = self._shape, other._shape
+        # the other's longest piece is letters that stand side by side in this one, if anything is implied
+        if asked.longest not in (mine.text if other.kind is TestKind.GLOB else mine.folded):
+            return False
+        codes = mine.codes if other.kind is TestKind.GLOB else mine.folded_codes
+        charge(1 + len(codes) // 16)
+        return _glob_implies(codes, asked.codes)
 
     def describe(self) -> str:
         """A short human form."""
         if self.kind is TestKind.GLOB:
             return f"matches {_show(self.codes)!r}"
+        if self.kind is TestKind.NOCASE_GLOB:
+            return f"matches {_show(self.codes)!r} in any case"
         if self.kind in (TestKind.CIDR4, TestKind.CIDR6):
             return f"in {_network(self)}"
         word = {TestKind.NOCASE: "equals", TestKind.NOCASE_PREFIX: "starts with"}.get(
             self.kind, "ends with"
         )
         return f"{word} {_show(self.codes)!r} in any case"
+
+    @property
+    def _shape(self) -> "_Shape":
+        return _shape(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """A test as a glob, and what a quick comparison of two globs needs: see `StringTest.implies`."""
+
+    codes: tuple[int, ...]
+    folded_codes: tuple[int, ...]
+    # the letters, with a character that no string holds in place of ANY and ONE
+    text: str
+    folded: str
+    # the longest run of letters
+    longest: str
+
+
+_GAP = "\ud800"
+
+
+@lru_cache(maxsize=4096)
+def _shape(test: StringTest) -> _Shape:
+    codes = glob_of(test)
+    folded = tuple(c if c < 0 else _fold_char(chr(c)) for c in codes)
+    longest = max(literal_pieces(codes), key=len, default=())
+    return _Shape(codes, folded, _spelled(codes), _spelled(folded), _spelled(longest))
+
+
+def _spelled(codes: Sequence[int]) -> str:
+    return "".join(_GAP if c < 0 else chr(c) for c in codes)
+
+
+def glob_of(test: StringTest) -> tuple[int, ...]:
+    """The codes of a test that is no CIDR block, as a glob (of folded text for the case-less kinds)."""
+    match test.kind:
+        case TestKind.NOCASE_PREFIX:
+            return (*test.codes, ANY_CHARACTERS)
+        case TestKind.NOCASE_SUFFIX:
+            return (ANY_CHARACTERS, *test.codes)
+        case _:
+            return test.codes
+
+
+def literal_pieces(codes: Sequence[int]) -> list[tuple[int, ...]]:
+    """The runs of letters between the ANYs and ONEs of a glob, in order."""
+    pieces: list[tuple[int, ...]] = []
+    start = 0
+    for k in range(len(codes) + 1):
+        if k == len(codes) or codes[k] < 0:
+            if k > start:
+                pieces.append(tuple(codes[start:k]))
+            start = k + 1
+    return pieces
+
+
+def may_be_implied(asked: StringTest, by: frozenset[StringTest]) -> bool:
+    """False only when no test of `by` implies the asked one: a quick look at all of them at once."""
+    if asked.kind in _CIDR:
+        return any(test.kind is asked.kind for test in by)
+    return _shape(asked).longest in _texts(by)[asked.kind is not TestKind.GLOB]
+
+
+@lru_cache(maxsize=256)
+def _texts(tests: frozenset[StringTest]) -> tuple[str, str]:
+    """The letters of all tests as they are written, and folded."""
+    shapes = [_shape(test) for test in tests if test.kind not in _CIDR]
+    return _GAP.join(shape.text for shape in shapes), _GAP.join(shape.folded for shape in shapes)
 
 
 def glob(codes: Sequence[int]) -> tuple[int, ...]:
@@ -123,6 +215,25 @@ def literal_prefix(codes: Sequence[int]) -> str:
 def ignore_case(text: str, kind: TestKind) -> StringTest:
     """A case-less equality, prefix or suffix test."""
     return StringTest(kind, fold(text))
+
+
+def nocase_glob(codes: Sequence[int]) -> StringTest:
+    """The case-less test of a normal glob of folded code points, in its simplest kind."""
+    if ANY_CHARACTERS not in codes and ONE_CHARACTER not in codes:
+        return StringTest(TestKind.NOCASE, tuple(codes))
+    if min(codes[:-1], default=0) >= 0 and codes[-1] == ANY_CHARACTERS:
+        return StringTest(TestKind.NOCASE_PREFIX, tuple(codes[:-1]))
+    if min(codes[1:], default=0) >= 0 and codes[0] == ANY_CHARACTERS:
+        return StringTest(TestKind.NOCASE_SUFFIX, tuple(codes[1:]))
+    return StringTest(TestKind.NOCASE_GLOB, tuple(codes))
+
+
+def has_case(code: int) -> bool:
+    """Whether another character folds to the same as this one."""
+    c = chr(code)
+    return _fold_char(c) != code or (
+        len(c.upper()) == 1 and c.upper() != c and _fold_char(c.upper()) == code
+    )
 
 
 def fold(text: str) -> tuple[int, ...]:
@@ -189,28 +300,27 @@ def _glob_implies(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
     ANY of `b` may swallow anything of `a`; ONE of `b` swallows a letter or ONE of `a`. Sound because each
     step maps every string of `a` to a parse of `b`.
     """
-    reach = {0}
+    # bit j of a mask: the symbol stands at j in b; of `reach`: the part of a read so far fits b[:j]
+    masks: dict[int, int] = {}
+    for j, symbol in enumerate(b):
+        masks[symbol] = masks.get(symbol, 0) | 1 << j
+    anys, ones = masks.get(ANY_CHARACTERS, 0), masks.get(ONE_CHARACTER, 0)
+    reach = _skip_any(anys, 1)
     for symbol in a:
-        reach = _skip_any(b, reach)
-        after = set()
-        for j in reach:
-            if j < len(b) and b[j] == ANY_CHARACTERS:
-                after.add(j)
-            elif symbol != ANY_CHARACTERS and j < len(b) and (b[j] == symbol or b[j] == ONE_CHARACTER):
-                after.add(j + 1)
-        reach = after
-    return len(b) in _skip_any(b, reach)
+        after = reach & anys
+        if symbol != ANY_CHARACTERS:
+            after |= (reach & (masks.get(symbol, 0) | ones)) << 1
+        if not after:
+            return False
+        reach = _skip_any(anys, after)
+    return reach >> len(b) & 1 == 1
 
 
-def _skip_any(b: tuple[int, ...], reach: set[int]) -> set[int]:
-    """Close `reach` under passing an ANY of `b` that swallows nothing."""
-    out = set(reach)
-    for j in sorted(reach):
-        k = j
-        while k < len(b) and b[k] == ANY_CHARACTERS:
-            k += 1
-            out.add(k)
-    return out
+def _skip_any(anys: int, reach: int) -> int:
+    """Close `reach` under passing an ANY that swallows nothing."""
+    while (more := reach | (reach & anys) << 1) != reach:
+        reach = more
+    return reach
 
 
 def _address(text: str) -> tuple[int, int] | None:

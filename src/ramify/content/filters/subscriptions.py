@@ -5,8 +5,9 @@ One line is one subscription:
     {"id": "s1", "client": "billing", "broker": "aws-us-east-1", "sql": "type = 'order.created'"}
     {"id": "s2", "client": "audit", "broker": "gcp-europe-west1", "pattern": {"type": ["alert.fraud"]}}
     {"id": "s3", "client": "search", "broker": "azure-westeurope", "keywords": ["sale"], "latency_ms": 80}
+    {"id": "s4", "client": "soc", "broker": "aws-us-east-1", "sigma": {"s": {"x": 1}, "condition": "s"}}
 
-with the filter in exactly one of the three spellings. A line that cannot be used is reported with its
+with the filter in exactly one of the four spellings. A line that cannot be used is reported with its
 number and the reason; the others are kept.
 """
 
@@ -22,23 +23,36 @@ from ramify.content.filters.filters import Filter
 from ramify.content.filters.keywords import parse_keywords
 from ramify.content.filters.parse_cache import ParseCache
 from ramify.content.filters.pattern import parse_pattern
+from ramify.content.filters.sigma import parse_sigma
 from ramify.errors import FilterError, InputError
 
-__all__ = ["BadSubscription", "Subscription", "Subscriptions", "read_subscriptions", "write_subscriptions"]
+__all__ = [
+    "JSON_SPELLINGS",
+    "SPELLINGS",
+    "BadSubscription",
+    "Subscription",
+    "Subscriptions",
+    "read_subscriptions",
+    "write_subscriptions",
+]
 
 Keywords = tuple[str, ...] | tuple[tuple[str, ...], ...]
-_SPELLINGS = ("sql", "pattern", "keywords")
-_FIELDS = ("id", "client", "broker", *_SPELLINGS, "latency_ms")
+SPELLINGS = ("sql", "pattern", "keywords", "sigma")
+JSON_SPELLINGS = ("pattern", "sigma")
+"""The spellings that are JSON objects: a `Subscription` has their text, files and records the object."""
+
+_FIELDS = ("id", "client", "broker", *SPELLINGS, "latency_ms")
 MAX_LINE_BYTES = 1 << 20
 _PARSES = ParseCache()
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A filter of one client at one broker, in exactly one of the three spellings.
+    """A filter of one client at one broker, in exactly one of the four spellings.
 
-    `pattern` is JSON text; `keywords` is any-of when it holds strings, and a disjunction of conjunctions
-    when it holds tuples. `latency_ms` bounds how long an event may take to arrive, where it is given.
+    `pattern` and `sigma` are JSON text. `keywords` is any-of when it holds strings, and a disjunction of
+    conjunctions when it holds tuples. `latency_ms` bounds how long an event may take to arrive, where it
+    is given.
     """
 
     id: str
@@ -48,37 +62,40 @@ class Subscription:
     pattern: str | None = None
     keywords: Keywords | None = None
     latency_ms: float | None = None
+    sigma: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("id", "client", "broker"):
             value = getattr(self, name)
             if not isinstance(value, str) or not value:
                 raise InputError(f"a subscription needs {name}: a non-empty string, not {value!r}")
-        given = [name for name in _SPELLINGS if getattr(self, name) is not None]
+        given = [name for name in SPELLINGS if getattr(self, name) is not None]
         if len(given) != 1:
             found = " and ".join(given) or "none"
             raise InputError(
-                f"subscription {self.id} needs its filter in one of sql, pattern, keywords; it has {found}"
+                f"subscription {self.id} needs its filter in one of {', '.join(SPELLINGS)}; it has {found}"
             )
         if self.latency_ms is not None and not _is_positive(self.latency_ms):
             raise InputError(f"subscription {self.id}: latency_ms must be a positive number")
 
     def parse(self, schema: Mapping[str, AttributeType] | None = None) -> Filter:
         """The filter. Raises FilterError. Recent texts are not parsed again: `parse_cache`."""
-        sql, pattern, keywords = self.sql, self.pattern, self.keywords
+        sql, pattern, keywords, sigma = self.sql, self.pattern, self.keywords, self.sigma
         if sql is not None:
             from ramify.content.filters.sql import parse_sql  # sqlglot: a client leaves it to brokers
 
             return _PARSES.get("sql", sql, schema, lambda: parse_sql(sql, schema))
         if pattern is not None:
             return _PARSES.get("pattern", pattern, schema, lambda: parse_pattern(pattern, schema))
+        if sigma is not None:
+            return _PARSES.get("sigma", sigma, schema, lambda: parse_sigma(sigma, schema))
         assert keywords is not None, "exactly one spelling is given"
         return _PARSES.get("keywords", keywords, None, lambda: parse_keywords(keywords))
 
     @property
     def spelling(self) -> str:
-        """sql, pattern or keywords."""
-        return next(name for name in _SPELLINGS if getattr(self, name) is not None)
+        """sql, pattern, keywords or sigma."""
+        return next(name for name in SPELLINGS if getattr(self, name) is not None)
 
     @property
     def text(self) -> str:
@@ -90,8 +107,9 @@ class Subscription:
         """One line of a subscription file."""
         row: dict[str, Any] = {"id": self.id, "client": self.client, "broker": self.broker}
         row[self.spelling] = getattr(self, self.spelling)
-        if self.pattern is not None:
-            row["pattern"] = json.loads(self.pattern)
+        for name in JSON_SPELLINGS:
+            if name in row:
+                row[name] = json.loads(row[name])
         if self.latency_ms is not None:
             row["latency_ms"] = self.latency_ms
         return json.dumps(row, ensure_ascii=False)
@@ -211,9 +229,7 @@ def _subscription(row: dict[str, Any]) -> Subscription:
         raise InputError(f"unknown field {unknown[0]!r}: the fields are {', '.join(_FIELDS)}")
     if row.get("sql") is not None and not isinstance(row["sql"], str):
         raise InputError("sql must be a string")
-    pattern = row.get("pattern")
-    if pattern is not None and not isinstance(pattern, str):
-        pattern = json.dumps(pattern, ensure_ascii=False)
+    pattern, sigma = (_json_text(row.get(name)) for name in JSON_SPELLINGS)
     return Subscription(
         row.get("id"),  # type: ignore[arg-type]  # checked by Subscription itself
         row.get("client"),  # type: ignore[arg-type]
@@ -222,7 +238,12 @@ def _subscription(row: dict[str, Any]) -> Subscription:
         pattern,
         _keywords(row.get("keywords")),
         row.get("latency_ms"),
+        sigma,
     )
+
+
+def _json_text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _keywords(value: Any) -> Keywords | None:

@@ -17,18 +17,21 @@ the smallest string inside; the successor of "a" is "a\\0". A time cut counts mi
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
-from ramify.content.filters.strings import StringTest
+from ramify.content.filters.strings import StringTest, TestKind, literal_prefix, may_be_implied
+from ramify.content.filters.work import charge
 from ramify.errors import FilterError
 
 __all__ = [
+    "EVERY_ELEMENT",
     "EVERY_VALUE",
     "NO_VALUE",
+    "NULL_ELEMENT",
     "Cuts",
     "Literal",
     "Number",
@@ -145,16 +148,23 @@ def cut_contains(cuts: Cuts, point: Any) -> bool:
 
 @dataclass(frozen=True)
 class ValueSet:
-    """A set of scalars: cuts for each kind, and tests that qualify its strings."""
+    """A set of scalars: cuts for each kind, and tests that qualify its strings.
+
+    `nulls` says that JSON's null is inside too. Only an element of an array can be asked for it: of an
+    attribute's own null a `Constraint` keeps account. `complement` is among the scalars.
+    """
 
     numbers: Cuts = ()
     strings: Cuts = ()
     booleans: Cuts = ()
     times: Cuts = ()
     tests: frozenset[Literal] = frozenset()
+    nulls: bool = False
 
-    def __contains__(self, value: Scalar) -> bool:
+    def __contains__(self, value: Scalar | None) -> bool:
         """Exact membership of one value."""
+        if value is None:
+            return self.nulls
         if isinstance(value, bool):
             return cut_contains(self.booleans, int(value))
         if isinstance(value, str):
@@ -170,7 +180,7 @@ class ValueSet:
     @cached_property
     def is_empty(self) -> bool:
         """True only when no value can be inside."""
-        return not (self.numbers or self.strings or self.booleans or self.times)
+        return not (self.numbers or self.strings or self.booleans or self.times or self.nulls)
 
     @property
     def is_every(self) -> bool:
@@ -185,6 +195,7 @@ class ValueSet:
             cut_and(self.booleans, other.booleans),
             cut_and(self.times, other.times),
             _all_of(self.tests, other.tests),
+            self.nulls and other.nulls,
         )
 
     def union(self, other: "ValueSet") -> "ValueSet | None":
@@ -199,13 +210,17 @@ class ValueSet:
         elif not other.tests and cut_within(self.strings, other.strings):
             tests, strings = frozenset(), other.strings
         else:
-            return None
+            either = _either(self, other)
+            if either is None:
+                return None
+            strings, tests = either
         return _normal(
             cut_or(self.numbers, other.numbers),
             strings,
             cut_or(self.booleans, other.booleans),
             cut_or(self.times, other.times),
             tests,
+            self.nulls or other.nulls,
         )
 
     def complement(self) -> "list[ValueSet]":
@@ -230,6 +245,7 @@ class ValueSet:
             cut_minus(self.booleans, other.booleans),
             cut_minus(self.times, other.times),
             self.tests,
+            self.nulls and not other.nulls,
         )
 
     def within(self, other: "ValueSet") -> bool:
@@ -239,6 +255,7 @@ class ValueSet:
             and cut_within(self.strings, other.strings)
             and cut_within(self.booleans, other.booleans)
             and cut_within(self.times, other.times)
+            and self.nulls <= other.nulls
             and (not self.strings or self._passes(other))
         )
 
@@ -255,10 +272,12 @@ class ValueSet:
         tests = sorted(
             (sorted((t.kind.value, t.codes) for t in tests), wanted) for tests, wanted in self.tests
         )
-        return repr((self.numbers, self.strings, self.booleans, self.times, tests))
+        return repr((self.numbers, self.strings, self.booleans, self.times, tests, self.nulls))
 
     def misses(self, other: "ValueSet") -> bool:
         """True only when no value is in both: as `intersect(other).is_empty`, without building it."""
+        if self.nulls and other.nulls:
+            return False
         if self.numbers and other.numbers and not cuts_miss(self.numbers, other.numbers):
             return False
         if self.booleans and other.booleans and not cuts_miss(self.booleans, other.booleans):
@@ -274,7 +293,7 @@ class ValueSet:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.numbers, self.strings, self.booleans, self.times, self.tests))
+        return hash((self.numbers, self.strings, self.booleans, self.times, self.tests, self.nulls))
 
 
 def number_above(value: Number, inclusive: bool) -> ValueSet:
@@ -331,8 +350,7 @@ def where_tests(
     strings = EVERY_VALUE.strings if within is None else within.strings
     asked = set(tests)
     _check_tests(len(asked))
-    needed = frozenset(t for t in asked if not any(t != other and t.implies(other) for other in asked))
-    return _normal((), strings, (), (), frozenset([(needed, wanted)]))
+    return _normal((), strings, (), (), frozenset([(_needed(sorted(asked)), wanted)]))
 
 
 def booleans(value: bool) -> ValueSet:
@@ -365,7 +383,15 @@ def microseconds(time: datetime) -> int:
 
 
 def tidy(value: Number) -> Number:
-    """One spelling per number: 5.0 becomes 5 and -0.0 becomes 0."""
+    """One spelling per number: 5.0 becomes 5 and -0.0 becomes 0.
+
+    An integer beyond 64 bits is the nearest double, as it is in events.
+    """
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        try:
+            value = float(value)
+        except OverflowError:
+            return value
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -400,7 +426,14 @@ def _string_run(low: str, high: str, out: list[Any]) -> bool:
     return True
 
 
-def _normal(numbers: Cuts, strings: Cuts, bools: Cuts, times: Cuts, tests: frozenset[Literal]) -> ValueSet:
+def _normal(
+    numbers: Cuts,
+    strings: Cuts,
+    bools: Cuts,
+    times: Cuts,
+    tests: frozenset[Literal],
+    nulls: bool = False,
+) -> ValueSet:
     """Build a ValueSet whose tests are needed: decided on finite sets, dropped without strings."""
     if tests and strings:
         members = singletons(strings, "string")
@@ -412,16 +445,97 @@ def _normal(numbers: Cuts, strings: Cuts, bools: Cuts, times: Cuts, tests: froze
             strings = ()
     if not strings:
         tests = frozenset()
-    return ValueSet(numbers, strings, bools, times, tests)
+    return ValueSet(numbers, strings, bools, times, tests, nulls)
 
 
 def _all_of(one: frozenset[Literal], other: frozenset[Literal]) -> frozenset[Literal]:
-    """Both conjunctions together, without what the rest makes certain; each is free of that already."""
+    """Both conjunctions together, without what the rest makes certain; each is free of that already.
+
+    None of these and none of those is none of either: a conjunction has at most one group that must not
+    hold.
+    """
     if not one or not other:
         return one or other
     _check_tests(sum(len(group) for group, _ in one | other))
-    left = frozenset(t for t in one if not _implied(other, t))
-    return left | frozenset(t for t in other if not _implied(left, t))
+    positive, asked = _wanted(one), _wanted(other)
+    left = _unimplied(positive, asked)
+    left |= _unimplied(asked, left)
+    unwanted = _any_of(_unwanted(one), _unwanted(other))
+    return left | {(unwanted, False)} if unwanted else left
+
+
+def _unimplied(asked: frozenset[Literal], known: frozenset[Literal]) -> frozenset[Literal]:
+    """The groups that must hold which the known ones do not make certain."""
+    every = frozenset(test for have, _ in known for test in have)
+    charge(1 + len(asked) // 3)
+    return frozenset(
+        literal
+        for literal in asked
+        if not any(may_be_implied(test, every) for test in literal[0]) or not _implied(known, literal)
+    )
+
+
+def _wanted(literals: frozenset[Literal]) -> frozenset[Literal]:
+    return frozenset(literal for literal in literals if literal[1])
+
+
+def _unwanted(literals: frozenset[Literal]) -> frozenset[StringTest]:
+    """All tests of which none may hold."""
+    return frozenset(test for tests, wanted in literals if not wanted for test in tests)
+
+
+def _any_of(one: frozenset[StringTest], other: frozenset[StringTest]) -> frozenset[StringTest]:
+    """Tests of which one holds iff one of either group does; each group is free of needless ones."""
+    left = _undecided(one, other)
+    return left | _undecided(other, left)
+
+
+def _needed(tests: Sequence[StringTest]) -> frozenset[StringTest]:
+    """The tests without those that imply another. Halves first, so that few groups are compared."""
+    if len(tests) <= 1:
+        return frozenset(tests)
+    half = len(tests) // 2
+    return _any_of(_needed(tests[:half]), _needed(tests[half:]))
+
+
+def _undecided(tests: frozenset[StringTest], others: frozenset[StringTest]) -> frozenset[StringTest]:
+    """The tests without those that imply one of the others."""
+    charge(1 + (len(tests) + len(others)) // 4)
+    suspects = [other for other in others if may_be_implied(other, tests)]
+    if not suspects:
+        return tests
+    return frozenset(test for test in tests if not any(test.implies(other) for other in suspects))
+
+
+def _either(one: ValueSet, other: ValueSet) -> tuple[Cuts, frozenset[Literal]] | None:
+    """The strings of two sets together, where one set can hold them: strings, and the tests on them.
+
+    Each side asks one group of tests that the other does not. Any of both groups will do, if a string
+    that passes a test of one side is among the strings of that side anyway.
+    """
+    mine, theirs = one.tests - other.tests, other.tests - one.tests
+    if one.strings == other.strings and not (mine and theirs):
+        return one.strings, one.tests & other.tests
+    if len(mine) != 1 or len(theirs) != 1:
+        return None
+    ((tests, wanted),), ((others, asked),) = mine, theirs
+    if not wanted or not asked or len(tests) + len(others) > MAX_TESTS:
+        return None
+    if one.strings != other.strings and not (
+        _confined(tests, one.strings) and _confined(others, other.strings)
+    ):
+        return None
+    return cut_or(one.strings, other.strings), (one.tests & other.tests) | {(_any_of(tests, others), True)}
+
+
+def _confined(tests: frozenset[StringTest], strings: Cuts) -> bool:
+    """Whether a string that passes one of the tests is certainly among these."""
+    if strings == EVERY_VALUE.strings:
+        return True
+    return all(
+        test.kind is TestKind.GLOB and cut_within(prefixed(literal_prefix(test.codes)).strings, strings)
+        for test in tests
+    )
 
 
 def _check_tests(count: int) -> None:
@@ -439,6 +553,7 @@ def _implied(known: frozenset[Literal], asked: Literal) -> bool:
     if asked in known:
         return True
     tests, wanted = asked
+    charge(1 + len(known) // 4)
     for have, held in known:
         if held and wanted and all(any(h.implies(t) for t in tests) for h in have):
             return True
@@ -459,3 +574,5 @@ def next_prefix(prefix: str) -> str | None:
 
 NO_VALUE = ValueSet()
 EVERY_VALUE = ValueSet((_NUMBER_MIN,), (_STRING_MIN,), (_BOOLEAN_MIN,), (_TIME_MIN,))
+EVERY_ELEMENT = replace(EVERY_VALUE, nulls=True)
+NULL_ELEMENT = ValueSet(nulls=True)

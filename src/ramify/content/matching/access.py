@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from ramify.content.filters.filters import Box
-from ramify.content.matching.encoding import Access, access_paths
+from ramify.content.matching.encoding import Access, Feature, access_paths
 from ramify.content.matching.index import IndexStore, Option, feature_hash, joint_hash
+from ramify.content.matching.program import HAS_LITERAL
 
 __all__ = ["choose_options"]
 
@@ -34,6 +35,10 @@ class _Offer:
     hashes: tuple[int, ...]
     classes: tuple[int, ...]
     spans: tuple[tuple[float, float], ...]
+    # the chance of a feature that its own length speaks for: see `_literal_chance`
+    least: float = 0.0
+    # a row may have many literals: pairs of them would cost more than they save
+    pairs: bool = True
 
 
 def choose_options(boxes: Sequence[Box], store: IndexStore) -> list[Option | None]:
@@ -56,7 +61,16 @@ def _offer(access: Access, store: IndexStore) -> _Offer:
         tuple(feature_hash(column, feature) for feature in access.features),
         tuple(store.class_of(column, feature) for feature in access.features),
         tuple(access.spans),
+        sum(_literal_chance(feature) for feature in access.features),
+        all(feature.kind != HAS_LITERAL for feature in access.features),
     )
+
+
+def _literal_chance(feature: Feature) -> float:
+    """What to expect of a literal that no other filter asks for: a short one occurs in many texts."""
+    if feature.kind != HAS_LITERAL or not isinstance(feature.data, bytes):
+        return 0.0
+    return float(0.5 ** len(feature.data))
 
 
 def _chance(offer: _Offer, store: IndexStore, asked: Counter[int], totals: Counter[int]) -> float:
@@ -65,13 +79,11 @@ def _chance(offer: _Offer, store: IndexStore, asked: Counter[int], totals: Count
         return 1.0
     if offer.spans:
         return store.share(offer.column, offer.spans)
-    return min(
-        1.0,
-        sum(
-            (asked[h] + store.filed_under(h)) / (totals[k] + store.class_filed[k] + 1)
-            for h, k in zip(offer.hashes, offer.classes, strict=True)
-        ),
+    shares = sum(
+        (asked[h] + store.filed_under(h)) / (totals[k] + store.class_filed[k] + 1)
+        for h, k in zip(offer.hashes, offer.classes, strict=True)
     )
+    return min(1.0, max(shares, offer.least))
 
 
 _Rated = list[tuple[float, _Offer]]
@@ -97,7 +109,7 @@ def _single(rated: _Rated) -> Option:
 
 
 def _pairs(rated: _Rated) -> Iterator[tuple[float, _Offer, _Offer]]:
-    with_features = [(chance, offer) for chance, offer in rated if offer.hashes]
+    with_features = [(chance, offer) for chance, offer in rated if offer.hashes and offer.pairs]
     for (a, one), (b, other) in combinations(with_features, 2):
         if len(one.hashes) * len(other.hashes) <= _PAIR_HASHES:
             yield a * b, one, other

@@ -1,4 +1,4 @@
-"""Filters as the matcher wants them: each box a program (see `kernels`) and a choice of access paths.
+"""Filters as the matcher wants them: each box a program (see `program`) and a choice of access paths.
 
 An access path is a set of features of one attribute, of which every event that the box accepts must have at
 least one. The matcher files the box under the path that it expects events to have least often; the program
@@ -7,8 +7,8 @@ then decides exactly.
 
 import math
 import struct
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,30 +16,43 @@ import numpy as np
 from ramify.content.events.columns import WHOLE_MOST
 from ramify.content.filters.constraints import ArraySet, Constraint
 from ramify.content.filters.filters import Box
+from ramify.content.filters.joints import Joint
 from ramify.content.filters.strings import StringTest, TestKind, literal_prefix
-from ramify.content.filters.values import Cuts, ValueSet, next_prefix, singletons
-from ramify.content.matching.kernels import (
+from ramify.content.filters.values import EVERY_VALUE, Cuts, Literal, ValueSet, next_prefix, singletons
+from ramify.content.matching.literals import literal_of
+from ramify.content.matching.postings import hash_bytes
+from ramify.content.matching.program import (
+    ALWAYS,
+    ARRAY,
     BOOLEAN_IS,
     EQUAL,
     EQUALS,
     EQUALS_NOCASE,
+    EXPLICIT_NULL,
     GENERAL,
+    HAS_LITERAL,
     HAS_PREFIX,
     HAS_SUFFIX,
+    JOINT,
     LONGEST_KEY,
     NUMBER,
     NUMBER_IN,
     NUMBER_IS,
     ONE_OF,
     PREFIX,
+    SCALAR,
     SET,
+    TESTS,
     TIME_IN,
     TIME_IS,
+    WANTED,
 )
-from ramify.content.matching.postings import hash_bytes
 from ramify.errors import FilterError
 
 __all__ = ["Access", "Feature", "access_paths", "encode_box"]
+
+TestNumber = Callable[[int, StringTest], int]
+"""The number that the index gives a string test on a column."""
 
 INT_MIN, INT_MAX = -(2**63), 2**63 - 1
 _MOST_FEATURES = 1024
@@ -49,11 +62,13 @@ _INTERVAL_BITS = 2
 _LEVEL_STEP = 2
 # A set of at most so many strings is searched by their hashes, a larger one by bisection.
 _FEW = 16
+# flags of what a pattern asks: the value itself, or an element
+_FOUND = SCALAR | ARRAY
 
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """Something that a value can have: see `kernels`. `data` are bytes, a number, or an interval's number.
+    """Something that a value can have: see `program`. `data` are bytes, a number, or an interval's number.
 
     `length` is the length of a prefix or suffix in bytes, or the level of a dyadic interval.
     """
@@ -76,16 +91,66 @@ class Access:
     spans: list[tuple[float, float]] = field(default_factory=list)
 
 
-def encode_box(box: Box, owner: int, column_of: Callable[[str], int], last: int | None) -> list[int]:
-    """The program of a box. Cheap predicates first; `column_of` numbers the attributes.
+def encode_box(
+    box: Box, owner: int, column_of: Callable[[str], int], test_of: TestNumber, last: int | None
+) -> list[int]:
+    """The program of a box, cheap predicates first. `column_of` numbers attributes, `test_of` string tests.
 
     The predicate on column `last`, by which the box will be found, mostly holds: it is tried last.
     """
+    asked = {path: _predicates(c, column_of(path), test_of) for path, c in box.constraints}
     predicates = sorted(
-        (words for path, c in box.constraints for words in _predicates(c, column_of(path))),
+        (words for programs in asked.values() for words in programs),
         key=lambda words: (words[0] >> 40 == last, words[0] & 0xFF, len(words)),
     )
+    for joint, wanted in sorted(box.joints, key=lambda literal: literal[0].spelling):
+        known = {
+            path: asked[path][0]
+            for path, absent, values in joint.parts
+            if not absent and path in asked and _asks(box[path], values)
+        }
+        predicates.append(_joint(joint, wanted, known, predicates, column_of, test_of))
     return [owner << 16 | len(predicates), *(word for words in predicates for word in words)]
+
+
+def _joint(
+    joint: Joint,
+    wanted: bool,
+    known: Mapping[str, list[int]],
+    before: list[list[int]],
+    column_of: Callable[[str], int],
+    test_of: TestNumber,
+) -> list[int]:
+    """A JOINT behind other predicates. A part refers to the `known` predicate that asks the same, or else
+    has one of its own."""
+    start = sum(len(words) for words in before)
+    places: dict[int, int] = {}
+    at = 0
+    for words in before:
+        places[id(words)] = at - start
+        at += len(words)
+    own: list[int] = []
+    parts: list[int] = []
+    for path, absent, values in joint.parts:
+        column = column_of(path)
+        if absent:
+            parts += [column, 0]
+        elif path in known:
+            parts += [column, places[id(known[path])]]
+        else:
+            parts += [column, 2 + 2 * len(joint.parts) + len(own)]
+            op, operands = _simple(values, column, test_of)
+            own += _worded(op, _FOUND | (EXPLICIT_NULL if values.nulls else 0), operands, column)
+    # It adds nothing where no value has a place, if all that it asks is asked by the box already.
+    always = not wanted or len(known) < len(joint.parts)
+    flags = (WANTED if wanted else 0) | (ALWAYS if always else 0)
+    return _worded(JOINT, flags, [len(joint.parts), *parts, *own], 0)
+
+
+def _asks(constraint: Constraint, values: ValueSet) -> bool:
+    """Whether a constraint asks for a value, or an element, in just this set."""
+    simple = _existential(constraint)
+    return simple is not None and simple[0] == values
 
 
 def access_paths(box: Box) -> Iterator[Access]:
@@ -103,10 +168,13 @@ def access_paths(box: Box) -> Iterator[Access]:
             options.append(wanted[0] if len(wanted) == 1 else min(wanted, key=_breadth))
         access = Access(path)
         # a pattern asks the same of a scalar and of an element: collect it once
-        if all(_collect(values, access) for values in dict.fromkeys(options) if not values.is_empty):
+        distinct = [values for values in dict.fromkeys(options) if not values.is_empty]
+        if all(_collect(values, access) for values in distinct):
             yield Access(path, list(dict.fromkeys(access.features)), access.spans)
         else:
             yield Access(path)
+        if len(distinct) == 1:
+            yield from _literal_accesses(path, distinct[0])
 
 
 def _breadth(values: ValueSet) -> tuple[bool, bool, int]:
@@ -190,12 +258,24 @@ def _string_features(values: ValueSet, access: Access) -> bool:
 
 def _test_features(values: ValueSet, access: Access) -> bool:
     """Cover a string set by one group of tests that must hold, each of which has a feature."""
-    for tests, wanted in sorted(values.tests, key=lambda t: (sorted(t[0]), t[1])):
+    for tests, wanted in _ordered_tests(values):
         features = [_test_feature(test) for test in sorted(tests)]
         if wanted and None not in features:
             access.features += [feature for feature in features if feature is not None]
             return True
     return False
+
+
+def _literal_accesses(path: str, values: ValueSet) -> Iterator[Access]:
+    """For each group of tests that must hold: a literal of each of its tests, one of which must occur."""
+    if values.numbers or values.booleans or values.times:
+        return
+    for tests, wanted in _ordered_tests(values):
+        literals = [literal_of(test) for test in sorted(tests)] if wanted else []
+        if literals and None not in literals and len(literals) <= _MOST_FEATURES:
+            # the same in columns that are read with case and without: see `literals`
+            folded = dict.fromkeys(text.lower() for text in literals if text is not None)
+            yield Access(path, [Feature(HAS_LITERAL, 0, text) for text in folded])
 
 
 def _test_feature(test: StringTest) -> Feature | None:
@@ -229,18 +309,18 @@ def _number_keys(value: Any) -> list[int]:
     return keys
 
 
-def _predicates(constraint: Constraint, column: int) -> list[list[int]]:
+def _predicates(constraint: Constraint, column: int, test_of: TestNumber) -> list[list[int]]:
     """The predicates, all of which must hold, that a constraint comes to."""
     arrays = constraint.arrays
     plain = not constraint.absent and not constraint.null and constraint.scalars.is_empty
     if plain and arrays is not None and len(arrays.some) > 1 and not arrays.none:
         # an array that meets several sets: one cheap predicate each (in an order that repeats)
-        programs = [_simple(values, column) for values in arrays.some]
-        return sorted(_worded(op, 2, operands, column) for op, operands in programs)
+        programs = [_simple(values, column, test_of) for values in arrays.some]
+        return sorted(_worded(op, ARRAY, operands, column) for op, operands in programs)
     simple = _existential(constraint)
     if simple is None:
-        return [_worded(GENERAL, 0, _general(constraint), column)]
-    op, operands = _simple(simple[0], column)
+        return [_worded(GENERAL, 0, _general(constraint, column, test_of), column)]
+    op, operands = _simple(simple[0], column, test_of)
     return [_worded(op, simple[1], operands, column)]
 
 
@@ -253,20 +333,24 @@ def _worded(op: int, flags: int, operands: list[int], column: int) -> list[int]:
 
 def _existential(constraint: Constraint) -> tuple[ValueSet, int] | None:
     """(values, flags) when the constraint only asks for a value, or an element, in one set."""
-    if constraint.absent or constraint.null:
+    if constraint.absent:
         return None
     scalars, arrays = constraint.scalars, constraint.arrays
     if arrays is None:
-        return scalars, 1
+        return None if constraint.null else (scalars, SCALAR)
     if len(arrays.some) != 1 or arrays.none:
         return None
     (wanted,) = arrays.some
-    if scalars.is_empty:
-        return wanted, 2
-    return (wanted, 3) if wanted == scalars else None
+    if scalars.is_empty and not constraint.null:
+        return wanted, ARRAY
+    if constraint.null != wanted.nulls or replace(wanted, nulls=False) != scalars:
+        return None
+    return wanted, _FOUND | (EXPLICIT_NULL if wanted.nulls else 0)
 
 
-def _simple(values: ValueSet, column: int) -> tuple[int, list[int]]:
+def _simple(values: ValueSet, column: int, test_of: TestNumber) -> tuple[int, list[int]]:
+    if values.nulls:
+        return SET, _set(values, column, test_of)
     lines = [name for name in ("numbers", "strings", "booleans", "times") if getattr(values, name)]
     if lines == ["numbers"] and len(values.numbers) <= 2:
         ends = [cut[0] for cut in values.numbers]
@@ -282,7 +366,9 @@ def _simple(values: ValueSet, column: int) -> tuple[int, list[int]]:
     members = singletons(values.strings, "string") if lines == ["strings"] and not values.tests else None
     if members is not None and len(members) <= _FEW:
         return ONE_OF, _one_of(members, column)
-    return SET, _set(values)
+    if lines == ["strings"] and values.strings == EVERY_VALUE.strings:
+        return TESTS, _literals(values, column, test_of)
+    return SET, _set(values, column, test_of)
 
 
 def _one_of(members: list[str], column: int) -> list[int]:
@@ -301,28 +387,28 @@ def string_hash(column: int, text: str) -> int:
     return int(hash_bytes(column, EQUALS, np.frombuffer(text.encode(), np.uint8)))
 
 
-def _general(constraint: Constraint) -> list[int]:
+def _general(constraint: Constraint, column: int, test_of: TestNumber) -> list[int]:
     words = [int(constraint.absent), int(constraint.null), int(not constraint.scalars.is_empty)]
     if not constraint.scalars.is_empty:
-        words += _set(constraint.scalars)
+        words += _set(constraint.scalars, column, test_of)
     arrays: ArraySet | None = constraint.arrays
     words.append(int(arrays is not None))
     if arrays is not None:
         for group in (arrays.some, arrays.none):
             words.append(len(group))
             for values in sorted(group, key=repr):
-                words += _set(values)
+                words += _set(values, column, test_of)
     return words
 
 
-def _set(values: ValueSet) -> list[int]:
+def _set(values: ValueSet, column: int, test_of: TestNumber) -> list[int]:
     words = [(len(values.numbers) + 1) // 2]
     for low, high in _intervals(values.numbers):
         words += _number_bounds(low, high)
     words.append((len(values.times) + 1) // 2)
     for low, high in _intervals(values.times):
         words += [max(low, INT_MIN), INT_MAX if high is None else min(high - 1, INT_MAX)]
-    words.append(_boolean_mask(values.booleans))
+    words.append(_boolean_mask(values.booleans) | values.nulls << 2)
     intervals = [_string_interval(low, high) for low, high in _intervals(values.strings)]
     words.append(len(intervals))
     at = len(intervals)
@@ -331,18 +417,23 @@ def _set(values: ValueSet) -> list[int]:
         at += len(interval)
     for interval in intervals:
         words += interval
-    literals = _literals(values)
+    literals = _literals(values, column, test_of)
     words += [*literals, len(literals) + 1]
     return [len(words) + 1, *words]
 
 
-def _literals(values: ValueSet) -> list[int]:
+def _literals(values: ValueSet, column: int, test_of: TestNumber) -> list[int]:
     words = [len(values.tests)]
-    for tests, wanted in sorted(values.tests, key=lambda t: (sorted(t[0]), t[1])):
-        words += [int(wanted), len(tests)]
-        for test in sorted(tests):
-            words += [int(test.kind), len(test.codes), *(_signed(code) for code in test.codes)]
+    for tests, wanted in _ordered_tests(values):
+        words += [int(wanted), len(tests), *(test_of(column, test) for test in sorted(tests))]
     return words
+
+
+def _ordered_tests(values: ValueSet) -> list[Literal]:
+    """The groups of tests in an order that repeats."""
+    if len(values.tests) <= 1:
+        return list(values.tests)
+    return sorted(values.tests, key=lambda t: (sorted(t[0]), t[1]))
 
 
 def _signed(word: int) -> int:

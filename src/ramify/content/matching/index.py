@@ -10,13 +10,14 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ramify.content.filters.strings import StringTest
+from ramify.content.matching.arrays import GrowingArray
 from ramify.content.matching.encoding import Access, Feature
-from ramify.content.matching.kernels import Index
+from ramify.content.matching.literals import StringTestStore
 from ramify.content.matching.postings import (
     compact_postings,
     hash_bytes,
@@ -27,8 +28,9 @@ from ramify.content.matching.postings import (
     push_list,
     rehash,
 )
+from ramify.content.matching.program import Index
 
-__all__ = ["GrowingArray", "IndexStore", "Option", "feature_hash", "joint_hash"]
+__all__ = ["IndexStore", "Option", "feature_hash", "joint_hash"]
 
 # Posting lists longer than this are all the same to the estimate.
 _LONG_LIST = 4096
@@ -50,40 +52,6 @@ class Option:
     chance: float = 1.0
 
 
-class GrowingArray:
-    """A numpy array with room behind its end. Growth is by half, so appending is amortised O(1)."""
-
-    def __init__(self, dtype: Any) -> None:
-        self.data: NDArray[Any] = np.zeros(0, dtype)
-        self.size = 0
-
-    def reserve(self, size: int) -> None:
-        """Make room for `size` entries in all. The first lot gets an eighth more than it needs."""
-        if size > len(self.data):
-            room = size + size // 8 + 8 if self.size == 0 else max(size, len(self.data) * 3 // 2)
-            bigger = np.zeros(room, self.data.dtype)
-            bigger[: self.size] = self.data[: self.size]
-            self.data = bigger
-
-    def extend(self, values: Any) -> int:
-        """Append; returns where the values begin."""
-        at = self.size
-        self.reserve(at + len(values))
-        self.data[at : at + len(values)] = values
-        self.size = at + len(values)
-        return at
-
-    def replace(self, values: NDArray[Any]) -> None:
-        """Take these values instead."""
-        self.data, self.size = np.zeros(0, self.data.dtype), 0
-        self.extend(values)
-
-    @property
-    def used(self) -> NDArray[Any]:
-        """The entries in use, as a view."""
-        return self.data[: self.size]
-
-
 class IndexStore:
     """Owns the index arrays. Not safe for threads: `Matcher` takes care of that."""
 
@@ -99,7 +67,7 @@ class IndexStore:
         self.alive = GrowingArray(np.uint8)
         # linked lists of boxes, in pairs: the next posting, where the box begins (see `postings`)
         self.postings = GrowingArray(np.int32)
-        # the hash table (see `kernels.Index`), and the lists of boxes that are found without it
+        # the hash table (see `program.Index`), and the lists of boxes that are found without it
         self.table = _empty_table(16)
         self.slots_taken = 0
         self.heads = GrowingArray(np.int32)
@@ -111,6 +79,9 @@ class IndexStore:
         self.class_filed: Counter[int] = Counter()
         self.groups: dict[tuple[int, ...], int] = {}
         self.removed_boxes = 0
+        # the string tests of all programs, and those of each filter that has any
+        self.tests = StringTestStore()
+        self.filter_tests: dict[int, list[int]] = {}
 
     @property
     def paths(self) -> list[str]:
@@ -135,6 +106,12 @@ class IndexStore:
             found = self._columns[path] = len(self._columns)
             self.heads.extend([-1])
         return found
+
+    def test_of(self, owner: int, column: int, test: StringTest) -> int:
+        """The number of a string test on a column, for a program of a filter."""
+        number = self.tests.ask(column, test)
+        self.filter_tests.setdefault(owner, []).append(number)
+        return number
 
     def new_filter(self) -> int:
         """Issue the next id."""
@@ -173,6 +150,7 @@ class IndexStore:
             self.program.data[self.box_start.data[box]] = -1
             self.removed_boxes += 1
             box = int(self.box_sibling.data[box])
+        self.tests.release(self.filter_tests.pop(id_, ()))
         self.alive.data[id_] = 0
         self.first_box.data[id_] = -1
         if self.removed_boxes > 64 and self.removed_boxes * 2 > self.box_start.size:
@@ -244,13 +222,14 @@ class IndexStore:
             lengths,
             groups[:, 0].copy(),
             groups[:, 1].copy(),
+            *self.tests.arrays(len(self._columns), spare),
         )
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays, room behind their ends included."""
         parts = [value for value in vars(self).values() if isinstance(value, GrowingArray)]
-        return sum(part.data.nbytes for part in parts) + self.table.nbytes
+        return sum(part.data.nbytes for part in parts) + self.table.nbytes + self.tests.nbytes
 
     def sweep(self) -> None:
         """Drop removed boxes, and lay every list out in order again."""
@@ -262,6 +241,7 @@ class IndexStore:
         )
         self.postings.replace(swept[: 2 * used])
         self._resize_table()
+        self.tests.sweep()
         self.removed_boxes = 0
 
     def extent(self) -> tuple[int, ...]:

@@ -1,91 +1,70 @@
-"""The matcher's inner loops, compiled with numba: evaluate a box's program, find candidates, match rows.
+"""The matcher's inner loops, compiled with numba: find candidates, evaluate their programs, match rows.
 
-Layout of a box's program, in int64 words (strings as packed UTF-8 bytes):
-
-    box      [owner * 2^16 + predicates, predicate...]        negative: removed
-    predicate[op + flags * 2^8 + words * 2^16 + column * 2^40, operand...]
-      NUMBER   low high                   closed bounds, as `ordered` doubles
-      EQUAL    length bytes...            the string itself
-      PREFIX   length bytes...
-      ONE_OF   count stride (hash and length, bytes..., padded to stride)...   a few strings
-      SET      set
-      GENERAL  absent null scalars? set  arrays? some set... none set...
-    set      [words, numbers, (flo fhi ilo ihi)..., times, (lo hi)..., boolean mask,
-              strings, at..., (lo length bytes... hi length bytes...)..., literals, literal..., length]
-    literal  [wanted, tests, (kind codes code...)...]
-
-`flags` say whether a scalar may satisfy the predicate (1) and whether an array may, by any of its
-elements (2). GENERAL is everything else. Doubles are compared as integers of the same order (`ordered`).
-A program has no pointers, so boxes can be moved freely, and it is short, since the time to match among
-many boxes is the time to fetch their programs from memory.
-
-A row's values have *features*: a string equals something, has prefixes and suffixes; a number equals
-something and lies in one dyadic interval per level. Each feature belongs to a class (column, kind,
-length or level) and has a hash. A *group* is a class, or a pair of classes, under whose hashes boxes are
-filed; a row looks up its own hashes, group by group.
+What a program says, and what features and groups are, is in `program`; predicates are evaluated by
+`element_kernels` and `joint_kernels`.
 
 What runs once per candidate is `inlined`: numba passes every array of a call as seven words, so calls with
 many arrays cost more than the work they do.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ramify.compiled import Bytes, Flag, Hash, Hashes, Int, Ints, SmallInts, compiled, inlined
-from ramify.content.events.columns import BOOL, FLOAT, INT, STRING, TIME, Columns
-from ramify.content.matching.postings import (
-    EQUAL,
-    EQUALS,
-    FNV_PRIME,
-    HAS_SUFFIX,
-    ONE_OF,
-    find,
-    hash_number,
-    mix,
-    pair_hash,
-    seed_of,
+from ramify.compiled import Bytes, Hash, Hashes, Int, Ints, SmallInts, compiled, inlined
+from ramify.content.events.columns import (
+    BOOL,
+    FLOAT,
+    INT,
+    MIXED,
+    NULL,
+    RUN_COLUMN,
+    RUN_FIRST,
+    RUN_KIND,
+    RUN_LAST,
+    RUN_LIST,
+    RUN_PLACED,
+    STRING,
+    TIME,
+    Columns,
 )
-from ramify.content.matching.text_kernels import test_holds
+from ramify.content.matching.element_kernels import (
+    element_in_set,
+    general_holds,
+    string_holds,
+    string_passes,
+)
+from ramify.content.matching.joint_kernels import joint_holds
+from ramify.content.matching.literal_kernels import LITERAL_HASH, LITERAL_WORDS, SCAN_WORDS, scan_literals
+from ramify.content.matching.postings import FNV_PRIME, find, hash_number, mix, pair_hash, seed_of
+from ramify.content.matching.program import (
+    ALWAYS,
+    ARRAY,
+    BOOLEAN_IS,
+    EQUALS,
+    EQUALS_NOCASE,
+    EXPLICIT_NULL,
+    GENERAL,
+    HAS_PREFIX,
+    HAS_SUFFIX,
+    JOINT,
+    LIST,
+    NUMBER,
+    NUMBER_IN,
+    NUMBER_IS,
+    SCALAR,
+    SET,
+    TESTS,
+    TIME_IN,
+    TIME_IS,
+    WANTED,
+    Index,
+)
 
-__all__ = [
-    "BOOLEAN_IS",
-    "EQUAL",
-    "EQUALS",
-    "EQUALS_NOCASE",
-    "GENERAL",
-    "HAS_PREFIX",
-    "HAS_SUFFIX",
-    "LONGEST_KEY",
-    "NUMBER",
-    "NUMBER_IN",
-    "NUMBER_IS",
-    "ONE_OF",
-    "PREFIX",
-    "SET",
-    "SORTED_AS_BITS",
-    "TIME_IN",
-    "TIME_IS",
-    "Index",
-    "grown",
-    "match_rows",
-    "set_bit",
-    "starts_with",
-    "take_bits",
-]
+__all__ = ["SORTED_AS_BITS", "grown", "match_rows", "set_bit", "take_bits"]
 
-
-NUMBER, PREFIX, SET, GENERAL = 1, 3, 5, 6  # beside EQUAL and ONE_OF
-# plain constants are types of their own to numba: as arguments they would compile every callee again
-_STRING, _ZERO = np.int64(STRING), np.int64(0)
-# kinds of feature; prefixes sort first, as `string_features` wants them
-HAS_PREFIX, EQUALS_NOCASE = 1, 4  # beside EQUALS and HAS_SUFFIX
-NUMBER_IS, TIME_IS, BOOLEAN_IS, NUMBER_IN, TIME_IN = 5, 6, 7, 8, 9
-LONGEST_KEY = 63
-# what `match_rows` makes of a present list; 0, 1 and 2 are `Columns.state`
-_LIST = 3
-_ONE, _6, _32, _58, _63 = np.uint64(1), np.uint64(6), np.uint64(32), np.uint64(58), np.uint64(63)
+_ZERO = np.int64(0)
+_ONE, _6, _58, _63 = np.uint64(1), np.uint64(6), np.uint64(58), np.uint64(63)
 # the upper six bits of this number times 2^k differ for every k; so they say which k it was
 _DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
 _BIT_AT = np.zeros(64, np.uint8)
@@ -94,182 +73,6 @@ _BIT_AT[[(0x03F79D71B4CB0A89 << k) % 2**64 >> 58 for k in range(64)]] = range(64
 SORTED_AS_BITS = 1 << 18
 # no string led to a list: the complement is beyond every element
 _NOTHING = np.int64(-(2**63))
-
-
-class Index(NamedTuple):
-    """The compiled filters. Heads are posting numbers, or -1; a posting is (next, where a box begins)."""
-
-    words: NDArray[np.int64]  # the programs of all boxes
-    bytes: NDArray[np.uint8]  # the same memory
-    # pairs that are read together stand together: one cache miss instead of two
-    postings: NDArray[np.int32]  # [2 k] the next posting or -1, [2 k + 1] where the box begins, ~: sure
-    table: NDArray[np.int64]  # [2 k] a hash, [2 k + 1] the head of its list; head -2: the slot is free
-    # [0] head of the boxes that every row must try, [1 + c] of those to try when column c is present
-    heads: NDArray[np.int32]
-    class_start: NDArray[np.int64]  # [c + 1] the feature classes of a column, prefixes first, by length
-    class_kind: NDArray[np.int64]  # [class]
-    class_length: NDArray[np.int64]  # [class] bytes of a prefix or suffix, level of an interval
-    group_a: NDArray[np.int64]  # [group] a class
-    group_b: NDArray[np.int64]  # [group] a second class, or -1
-
-
-@compiled
-def compare(data: Bytes, a: Int, a_length: Int, text: Bytes, b: Int, b_length: Int) -> Int:
-    """Order of two byte strings: -1, 0 or 1."""
-    n = min(a_length, b_length)
-    for k in range(n):
-        x, y = data[a + k], text[b + k]
-        if x != y:
-            return -1 if x < y else 1
-    if a_length == b_length:
-        return 0
-    return -1 if a_length < b_length else 1
-
-
-@compiled
-def literals_hold(words: Ints, p: Int, data: Bytes, start: Int, end: Int) -> Flag:
-    """All literals at p: each, any of its tests, must come out as wanted."""
-    count = words[p]
-    p += 1
-    for _ in range(count):
-        wanted = words[p] == 1
-        tests = words[p + 1]
-        p += 2
-        found = False
-        for _ in range(tests):
-            n = words[p + 1]
-            if not found:
-                found = test_holds(words[p], data, start, end, words, p + 2, n)
-            p += 2 + n
-        if found != wanted:
-            return False
-    return True
-
-
-@compiled
-def string_in_set(words: Ints, text: Bytes, p: Int, count: Int, data: Bytes, start: Int, end: Int) -> Flag:
-    """Whether a string lies in one of the sorted half-open intervals whose table of offsets is at p."""
-    length = end - start
-    low, high = 0, count
-    while low < high:  # the last interval that starts at or below the string
-        middle = (low + high) // 2
-        q = p + words[p + middle]
-        if compare(data, start, length, text, (q + 1) * 8, words[q]) >= 0:
-            low = middle + 1
-        else:
-            high = middle
-    if low == 0:
-        return False
-    q = p + words[p + low - 1]
-    q += 1 + (words[q] + 7) // 8
-    return words[q] < 0 or compare(data, start, length, text, (q + 1) * 8, words[q]) < 0
-
-
-@compiled
-def element_in_set(words: Ints, text: Bytes, p: Int, kind: Int, a: Int, b: Int, data: Bytes) -> Flag:
-    """Whether an element lies in the set at p: a number, time or boolean a, or the string data[a:b]."""
-    q = p + 1
-    count = words[q]
-    q += 1
-    if kind == INT or kind == FLOAT:
-        shift = 0 if kind == FLOAT else 2
-        for k in range(count):
-            if words[q + 4 * k + shift] <= a <= words[q + 4 * k + shift + 1]:
-                return True
-        return False
-    q += 4 * count
-    count = words[q]
-    q += 1
-    if kind == TIME:
-        for k in range(count):
-            if words[q + 2 * k] <= a <= words[q + 2 * k + 1]:
-                return True
-        return False
-    q += 2 * count
-    if kind == BOOL:
-        return (words[q] >> a) & 1 == 1
-    q += 1
-    count = words[q]
-    if count == 0 or not string_in_set(words, text, q + 1, count, data, a, b):
-        return False
-    # the literals stand at the end; the set's last word says how many words back they begin
-    end = p + words[p]
-    return literals_hold(words, end - words[end - 1], data, a, b)
-
-
-@compiled
-def any_in_set(
-    words: Ints, text: Bytes, p: Int, kind: Int, elements: Ints, first: Int, last: Int, data: Bytes
-) -> Flag:
-    """Whether any element of a range lies in the set at p; `elements` are offsets or values by kind."""
-    for e in range(first, last):
-        b = elements[e + 1] if kind == STRING else _ZERO
-        if element_in_set(words, text, p, kind, elements[e], b, data):
-            return True
-    return False
-
-
-@compiled
-def general_holds(
-    words: Ints,
-    text: Bytes,
-    p: Int,
-    state: Int,
-    kind: Int,
-    elements: Ints,
-    first: Int,
-    last: Int,
-    data: Bytes,
-) -> Flag:
-    """Evaluate a GENERAL predicate on what one attribute holds."""
-    if state == 0:
-        return words[p] == 1
-    if state == 2:
-        return words[p + 1] == 1
-    has_scalars = words[p + 2] == 1
-    p += 3
-    if state != _LIST:
-        return has_scalars and any_in_set(words, text, p, kind, elements, first, first + 1, data)
-    if has_scalars:
-        p += words[p]
-    if words[p] == 0:
-        return False
-    p += 1
-    for wanted in (True, False):
-        count = words[p]
-        p += 1
-        for _ in range(count):
-            if any_in_set(words, text, p, kind, elements, first, last, data) != wanted:
-                return False
-            p += words[p]
-    return True
-
-
-@inlined
-def starts_with(data: Bytes, start: Int, end: Int, text: Bytes, at: Int, n: Int, whole: Flag) -> Flag:
-    """Whether data[start:end] begins with (or is) the n bytes at `at`."""
-    same = end - start == n if whole else end - start >= n
-    k = 0
-    while same and k < n:
-        same = data[start + k] == text[at + k]
-        k += 1
-    return same
-
-
-@inlined
-def one_of(words: Ints, text: Bytes, p: Int, h: Hash, data: Bytes, start: Int, end: Int) -> Flag:
-    """Whether a string with this hash is one of the strings of a ONE_OF at p."""
-    count, stride = words[p], words[p + 1]
-    # the upper half of the hash and the length, as `encoding` packs them
-    wanted = np.int64((h >> _32) << _32) | (end - start)
-    p += 2
-    holds = False
-    for _ in range(count):
-        if words[p] == wanted and starts_with(data, start, end, text, (p + 1) * 8, end - start, True):
-            holds = True
-            break
-        p += stride
-    return holds
 
 
 @compiled
@@ -447,19 +250,15 @@ def number_features(
                 have[f] += 1
 
 
-@inlined
-def string_holds(
-    op: Int, words: Ints, text: Bytes, q: Int, h: Hash, data: Bytes, start: Int, end: Int
-) -> Flag:
-    """Whether a string satisfies the predicate whose operands are at q."""
-    holds = False
-    if op == EQUAL or op == PREFIX:
-        holds = starts_with(data, start, end, text, (q + 1) * 8, words[q], op == EQUAL)
-    elif op == ONE_OF:
-        holds = one_of(words, text, q, h, data, start, end)
-    elif op == SET:
-        holds = element_in_set(words, text, q, _STRING, start, end, data)
-    return holds
+@compiled
+def nth_string(item_kind: Any, item_base: Int, first: Int, n: Int) -> Int:
+    """The element that is the n-th string, counted from 0, of those of several kinds from `first` on."""
+    e = first
+    while item_kind[e - item_base] != STRING or n > 0:
+        if item_kind[e - item_base] == STRING:
+            n -= 1
+        e += 1
+    return e
 
 
 @compiled
@@ -479,10 +278,19 @@ def match_rows(
     class_start, class_kind, class_length = ix.class_start, ix.class_kind, ix.class_length
     group_a, group_b, whole, is_list = ix.group_a, ix.group_b, cols.whole, cols.is_list
     column_state, base, list_base, list_offsets = cols.state, cols.base, cols.list_base, cols.list_offsets
-    column_heads = ix.heads
+    column_heads, runs, run_start = ix.heads, cols.runs, cols.run_start
+    item_kind, item_base, text_base = cols.item_kind, cols.items_at[0], cols.items_at[1]
+    test_heads, test_codes, literals, scans = ix.test_heads, ix.test_codes, ix.literals, ix.scans
+    grams, gram_bits, literal_bytes = ix.grams, ix.gram_bits, ix.literal_bytes
     columns = len(kind)
-    # what the row holds, by column: its state, element range, and where the hashes of its strings begin
+    # see `literal_kernels`: what is known about the row's strings, and the literals found in them
+    memo = np.full(1 + len(test_heads) // 2 + len(literals) // LITERAL_WORDS, -1, np.int64)
+    hits = np.empty(len(literals) // LITERAL_WORDS, np.int64)
+    # what the row holds, by column: its state, the kind and range of its elements, whether these have
+    # places, and where the hashes of its strings begin
     state = np.zeros(columns, np.int64)
+    row_kind = np.zeros(columns, np.int64)
+    placed = np.zeros(columns, np.bool_)
     first = np.zeros(columns, np.int64)
     last = np.zeros(columns, np.int64)
     hash_base = np.zeros(columns, np.int64)
@@ -509,32 +317,50 @@ def match_rows(
     for row in range(first_row, last_row):
         found = 0
         hashed = 0
+        hit = np.int64(0)
+        memo[0] = row
         have[:] = 0
         if columns + 1 > len(heads):
             heads, led_by = grown(heads, columns + 1), grown(led_by, columns + 1)
         if column_heads[0] >= 0:
             heads[0], led_by[0] = column_heads[0], _NOTHING
             found = 1
+        run = run_start[row] if len(run_start) else _ZERO
+        run_end = run_start[row + 1] if len(run_start) else _ZERO
+        any_placed = False
         for c in range(columns):
-            state[c] = column_state[c, row]
-            if state[c] != 1:
-                continue
-            first[c] = base[c] + row
-            last[c] = first[c] + 1
-            if is_list[c]:
-                state[c] = _LIST
-                k = list_base[c] + row
-                first[c] = base[c] + list_offsets[k]
-                last[c] = base[c] + list_offsets[k + 1]
-                if last[c] - first[c] > features.shape[1]:
-                    features = widened(features, have, 2 * (last[c] - first[c]))
+            placed[c] = False
+            if run < run_end and runs[run, RUN_COLUMN] == c:
+                state[c] = LIST if runs[run, RUN_LIST] else 1
+                row_kind[c] = runs[run, RUN_KIND]
+                first[c], last[c] = runs[run, RUN_FIRST], runs[run, RUN_LAST]
+                placed[c] = runs[run, RUN_PLACED] == 1
+                any_placed |= placed[c]
+                run += 1
+                if state[c] == 1 and row_kind[c] == MIXED:
+                    state[c] = 2  # a null that stands alone
+                    continue
+            else:
+                state[c] = column_state[c, row]
+                if state[c] != 1:
+                    continue
+                row_kind[c] = kind[c]
+                first[c] = base[c] + row
+                last[c] = first[c] + 1
+                if is_list[c]:
+                    state[c] = LIST
+                    k = list_base[c] + row
+                    first[c] = base[c] + list_offsets[k]
+                    last[c] = base[c] + list_offsets[k + 1]
+            if last[c] - first[c] > features.shape[1]:
+                features = widened(features, have, 2 * (last[c] - first[c]))
             if column_heads[1 + c] >= 0:
                 heads[found], led_by[found] = column_heads[1 + c], _NOTHING
                 found += 1
-            if kind[c] != STRING:
+            if row_kind[c] < STRING:
                 number_features(
                     c,
-                    kind[c],
+                    row_kind[c],
                     first[c],
                     last[c],
                     whole,
@@ -551,23 +377,66 @@ def match_rows(
             if hashed + last[c] - first[c] > len(hashes):
                 hashes = grown(hashes, hashed + last[c] - first[c])
             for e in range(first[c], last[c]):
-                hashes[hashed] = string_features(
-                    c,
-                    offsets[e],
-                    offsets[e + 1],
-                    data,
-                    class_start[c],
-                    class_start[c + 1],
-                    class_kind,
-                    class_length,
-                    features,
-                    have,
-                )
+                k, at = row_kind[c], e
+                if k == MIXED:
+                    k, at = np.int64(item_kind[e - item_base]), e - item_base + text_base
+                if k == STRING:
+                    hashes[hashed] = string_features(
+                        c,
+                        offsets[at],
+                        offsets[at + 1],
+                        data,
+                        class_start[c],
+                        class_start[c + 1],
+                        class_kind,
+                        class_length,
+                        features,
+                        have,
+                    )
+                elif k != NULL:
+                    number_features(
+                        c,
+                        k,
+                        e,
+                        e + 1,
+                        whole,
+                        order,
+                        class_start[c],
+                        class_start[c + 1],
+                        class_kind,
+                        class_length,
+                        features,
+                        have,
+                    )
                 hashed += 1
+                if k == STRING and scans[SCAN_WORDS * c]:
+                    hit = scan_literals(
+                        c,
+                        offsets[at],
+                        offsets[at + 1],
+                        last[c] - first[c] == 1,
+                        data,
+                        scans,
+                        grams,
+                        gram_bits,
+                        literals,
+                        literal_bytes,
+                        memo,
+                        1 + len(test_heads) // 2,
+                        hits,
+                        hit,
+                    )
+        for k in range(hit):
+            head = find(table, np.uint64(literals[LITERAL_WORDS * hits[k] + LITERAL_HASH]))
+            if head >= 0:
+                if found == len(heads):
+                    heads, led_by = grown(heads, found + 1), grown(led_by, found + 1)
+                heads[found], led_by[found] = head, _NOTHING
+                found += 1
         for g in range(len(group_a)):
             a, b = group_a[g], group_b[g]
             # a string has one feature of this kind, so they stand in the order of the strings
-            text_a = b < 0 or is_list[class_column[a]]
+            text_a = b < 0 or state[class_column[a]] == LIST
             text_of = class_column[a] if text_a else class_column[b]
             if class_kind[a if text_a else b] != EQUALS:
                 text_of = -1
@@ -582,6 +451,8 @@ def match_rows(
                         led_by[found] = _NOTHING
                         if text_of >= 0:
                             e = first[text_of] + (i if text_a else j)
+                            if row_kind[text_of] == MIXED:
+                                e = nth_string(item_kind, item_base, first[text_of], i if text_a else j)
                             led_by[found] = e if b < 0 else ~e
                         found += 1
         begin = n
@@ -619,29 +490,62 @@ def match_rows(
                     packed = words[p]
                     op, flags, c = packed & 0xFF, (packed >> 8) & 0xFF, packed >> 40
                     if op == GENERAL:
-                        some = offsets if kind[c] == STRING else values
                         holds = general_holds(
-                            words, text, p + 1, state[c], kind[c], some, first[c], last[c], data
+                            ix, cols, memo, p + 1, state[c], row_kind[c], first[c], last[c]
                         )
+                    elif op == JOINT:
+                        holds = True
+                        if any_placed or flags & ALWAYS:
+                            wanted = flags & WANTED == WANTED
+                            holds = wanted == joint_holds(
+                                ix, cols, memo, p, state, row_kind, first, last, placed
+                            )
                     else:
-                        holds = False
-                        if (state[c] == 1 and flags & 1) or (state[c] == _LIST and flags & 2):
+                        holds = state[c] == 2 and flags & EXPLICIT_NULL != 0
+                        if (state[c] == 1 and flags & SCALAR) or (state[c] == LIST and flags & ARRAY):
                             # the string that led here goes first: it is mostly the one that is asked for
-                            hinted = kind[c] == STRING and first[c] <= led < last[c]
+                            hinted = row_kind[c] >= STRING and first[c] <= led < last[c]
                             # a sure posting is for that string alone; another has a list of its own
                             end = first[c] if sure else last[c]
                             for t in range(first[c] - hinted, end):
                                 e = led if t < first[c] else t
-                                if kind[c] == STRING:
+                                k = row_kind[c]
+                                if k == MIXED:
+                                    k = np.int64(item_kind[e - item_base])
+                                if k == STRING:
                                     h = hashes[hash_base[c] + e - first[c]]
-                                    holds = string_holds(
-                                        op, words, text, p + 1, h, data, offsets[e], offsets[e + 1]
-                                    )
+                                    at = e if row_kind[c] == STRING else e - item_base + text_base
+                                    if op < TESTS:
+                                        holds = string_holds(
+                                            op, words, text, p + 1, h, data, offsets[at], offsets[at + 1]
+                                        )
+                                    else:
+                                        holds = string_passes(
+                                            op,
+                                            words,
+                                            text,
+                                            p + 1,
+                                            data,
+                                            offsets[at],
+                                            offsets[at + 1],
+                                            test_heads,
+                                            test_codes,
+                                            memo,
+                                        )
                                 elif op == NUMBER:
-                                    holds = kind[c] <= FLOAT and words[p + 1] <= order[e] <= words[p + 2]
+                                    holds = INT <= k <= FLOAT and words[p + 1] <= order[e] <= words[p + 2]
                                 elif op == SET:
                                     holds = element_in_set(
-                                        words, text, p + 1, kind[c], values[e], _ZERO, data
+                                        words,
+                                        text,
+                                        p + 1,
+                                        k,
+                                        values[e],
+                                        _ZERO,
+                                        data,
+                                        test_heads,
+                                        test_codes,
+                                        memo,
                                     )
                                 if holds:
                                     break

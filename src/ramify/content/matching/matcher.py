@@ -6,10 +6,10 @@
     matches = matcher.match(batch)      matches[row] holds the sorted ids of one row
 
 Idea: file every box of every filter in a hash table, under features that an event must have to match it
-(equals this, starts with that, lies in this interval): those of one predicate, or of two together, that
-events are expected to have least often. For a row, look its own features up and evaluate the boxes found
-there exactly. So a row costs its look-ups and the boxes that share such features with it, not the number
-of filters.
+(equals this, starts with that, contains these letters, lies in this interval): those of one predicate, or
+of two together, that events are expected to have least often. For a row, look its own features up and
+evaluate the boxes found there exactly. So a row costs its look-ups and the boxes that share such features
+with it, not the number of filters.
 
 Guarantee: `match` gives exactly the filters for which `Filter.holds` is true. Cost: amortised
 O(predicates) to add, O(boxes) to remove; see `benchmarks/matcher.py` for figures. Calls from several
@@ -19,6 +19,7 @@ threads are safe and take turns; `match(..., threads=n)` uses several threads in
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 
 import numpy as np
@@ -30,7 +31,8 @@ from ramify.content.filters.filters import Box, Filter
 from ramify.content.matching.access import choose_options
 from ramify.content.matching.encoding import encode_box
 from ramify.content.matching.index import IndexStore, Option
-from ramify.content.matching.kernels import Index, match_rows
+from ramify.content.matching.kernels import match_rows
+from ramify.content.matching.program import Index
 from ramify.content.matching.word_kernels import match_words
 from ramify.errors import InputError
 
@@ -187,7 +189,13 @@ class Matcher:
         chosen = choose_options(boxes, store)
         order = sorted(range(len(boxes)), key=lambda k: _neighbourhood(chosen[k]))
         programs = [
-            encode_box(boxes[k], owners[k], store.column_of, None if (c := chosen[k]) is None else c.column)
+            encode_box(
+                boxes[k],
+                owners[k],
+                store.column_of,
+                partial(store.test_of, owners[k]),
+                None if (c := chosen[k]) is None else c.column,
+            )
             for k in order
         ]
         store.file(store.append_boxes(programs), [chosen[k] for k in order])

@@ -29,14 +29,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ramify.content.matching.kernels import Index
+from ramify.content.matching.literal_kernels import LITERAL_WORDS, SCAN_WORDS
 from ramify.content.matching.matcher import FrozenMatcher, Matcher
+from ramify.content.matching.program import Index
 from ramify.errors import InputError
 
 __all__ = ["FORMAT", "matcher_from_bytes", "matcher_to_bytes", "open_matcher", "write_matcher"]
 
-FORMAT = 2
-"""The version of the form. Raise it when `kernels.Index`, a box's program or a hash changes meaning."""
+FORMAT = 3
+"""The version of the form. Raise it when `program.Index`, a box's program or a hash changes meaning."""
 
 _MARK = b"RAMIFYMX"
 _HEAD = struct.Struct("<III")
@@ -52,6 +53,13 @@ _TYPES: dict[str, str] = {
     "class_length": "<i8",
     "group_a": "<i8",
     "group_b": "<i8",
+    "test_heads": "<i8",
+    "test_codes": "<i8",
+    "literals": "<i8",
+    "literal_bytes": "|u1",
+    "grams": "<i4",
+    "gram_bits": "|u1",
+    "scans": "<i8",
 }
 
 
@@ -201,4 +209,7 @@ def _fits(frozen: FrozenMatcher) -> bool:
         and len(index.table) == 2 * slots
         and slots > 0
         and slots & (slots - 1) == 0
+        and len(index.test_heads) % 2 == 0
+        and len(index.literals) % LITERAL_WORDS == 0
+        and len(index.scans) == paths * SCAN_WORDS
     )

@@ -18,6 +18,7 @@ __all__ = [
     "EQUAL",
     "EQUALS",
     "FNV_PRIME",
+    "HAS_LITERAL",
     "HAS_SUFFIX",
     "ONE_OF",
     "compact_postings",
@@ -34,10 +35,11 @@ __all__ = [
 ]
 
 
-# see `kernels`: the ops of predicates that list strings, and two kinds of feature
+# see `program`: the ops of predicates that list strings, and three kinds of feature
 EQUAL, ONE_OF = 2, 4
 EQUALS = 2
 HAS_SUFFIX = 3  # hashed from the end
+HAS_LITERAL = 10
 # how far a list is searched for a sure posting to compare with
 _SEARCHED = 64
 FNV_PRIME = np.uint64(0x100000001B3)

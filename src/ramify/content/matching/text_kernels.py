@@ -12,7 +12,7 @@ from ramify.content.filters.strings import ANY_CHARACTERS, ONE_CHARACTER, TestKi
 __all__ = ["fold_code", "test_holds"]
 
 
-_GLOB = int(TestKind.GLOB)
+_GLOB, _NOCASE_GLOB = int(TestKind.GLOB), int(TestKind.NOCASE_GLOB)
 _NOCASE_PREFIX, _NOCASE_SUFFIX = int(TestKind.NOCASE_PREFIX), int(TestKind.NOCASE_SUFFIX)
 _CIDR4, _CIDR6 = int(TestKind.CIDR4), int(TestKind.CIDR6)
 _ANY, _ONE = ANY_CHARACTERS, ONE_CHARACTER
@@ -54,12 +54,14 @@ def fold_code(c: Int) -> Int:
 
 
 @compiled
-def glob_holds(data: Bytes, start: Int, end: Int, words: Ints, codes: Int, n: Int) -> Flag:
+def glob_holds(data: Bytes, start: Int, end: Int, words: Ints, codes: Int, n: Int, nocase: Flag) -> Flag:
     """As `ramify.content.filters.strings` does it: return to the last ANY only."""
     i, j = start, 0
     star, mark = -1, start
     while i < end:
         c, width = decode(data, i)
+        if nocase:
+            c = fold_code(c)
         if j < n and (words[codes + j] == c or words[codes + j] == _ONE):
             i += width
             j += 1
@@ -212,8 +214,8 @@ def cidr6_holds(data: Bytes, start: Int, end: Int, words: Ints, codes: Int) -> F
 @compiled
 def test_holds(kind: Int, data: Bytes, start: Int, end: Int, words: Ints, codes: Int, n: Int) -> Flag:
     """Whether a string passes one test, of a kind of `TestKind`."""
-    if kind == _GLOB:
-        return glob_holds(data, start, end, words, codes, n)
+    if kind == _GLOB or kind == _NOCASE_GLOB:
+        return glob_holds(data, start, end, words, codes, n, kind == _NOCASE_GLOB)
     if kind == _CIDR4:
         number = parse_ipv4(data, start, end)
         shift = 32 - words[codes + 1]

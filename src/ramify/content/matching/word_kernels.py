@@ -13,16 +13,10 @@ import numpy as np
 
 from ramify.compiled import Bytes, Flag, Hash, Hashes, Int, Ints, SmallInts, compiled
 from ramify.content.events.columns import STRING, Columns
-from ramify.content.matching.kernels import (
-    EQUALS,
-    SORTED_AS_BITS,
-    Index,
-    grown,
-    set_bit,
-    starts_with,
-    take_bits,
-)
+from ramify.content.matching.element_kernels import starts_with
+from ramify.content.matching.kernels import SORTED_AS_BITS, grown, set_bit, take_bits
 from ramify.content.matching.postings import FNV_PRIME, find, mix, seed_of, sole_text
+from ramify.content.matching.program import EQUALS, Index
 
 __all__ = ["match_words"]
 
@@ -81,8 +75,8 @@ def words_column(ix: Index, cols: Columns) -> Int:
         if ix.heads[k] >= 0:
             return np.int64(-1)
     for c in range(len(cols.kind)):
-        if ix.class_start[c] <= ix.group_a[0] < ix.class_start[c + 1] and cols.kind[c] == STRING:
-            return np.int64(c)
+        if ix.class_start[c] <= ix.group_a[0] < ix.class_start[c + 1]:
+            return np.int64(c if cols.kind[c] == STRING and not cols.mixed[c] else -1)
     return np.int64(-1)
 
 

@@ -4,7 +4,10 @@ Owns which rows no reader would have let in (`check_rows`), their ids (`fill_ids
 types that all events of a call have together (`fit_types`). The stream itself was checked when it was read
 (`frames.read_stream`): here columns and types are known to be ours, and values are not to be trusted.
 
-A bad row costs that row alone: it is noted in its `Part`, and nothing here raises.
+No attribute costs a row. What no column may hold is moved to `_others`: numbers that are not finite, arrays
+with nulls, a value of another type than its column has in the end. A client may send that column itself; an
+item that is malformed, or that contradicts a column, costs its row. A bad row costs that row alone: it is
+noted in its `Part`, and nothing here raises.
 """
 
 from dataclasses import dataclass, field
@@ -16,26 +19,30 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ramify.content.events.attributes import ElementKind
 from ramify.content.events.events import (
     BODY,
     BODY_IS_JSON,
     CONTEXT_NAMES,
     FIXED_COLUMNS,
     NULLS,
-    RESERVED_NAMES,
+    OTHERS,
     SIZE_BYTES,
     AttributeType,
     EventSchema,
     RejectReason,
 )
+from ramify.content.events.others import ItemTable, others_in, with_others
 from ramify.content.events.records import MAX_DEPTH, depth
-from ramify.content.events.timestamps import parse_timestamps
 from ramify.overlay.control.frames import Limits, absent
 
-__all__ = ["Fault", "Ints", "Mask", "Part", "check_rows", "fill_ids", "fit_types"]
+__all__ = ["BAD_ARROW", "Fault", "Ints", "Mask", "Part", "check_rows", "fill_ids", "fit_types"]
 
 Fault: TypeAlias = tuple[str, str]
 """A reason and its detail."""
+
+BAD_ARROW = "bad_arrow"
+"""The reason for Arrow that is no batch of events, or contradicts itself."""
 
 Ints: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
@@ -75,78 +82,161 @@ def fill_ids(part: Part, message_id: str | None) -> None:
 
 
 def check_rows(part: Part, limits: Limits) -> None:
-    """Find the rows whose values no reader would have let in, and measure all of them."""
+    """Find the rows that no reader would have let in, measure all of them, and move what has no column."""
     batch = part.batch
+    items = ItemTable()
     sizes = np.zeros(batch.num_rows, np.int64)
     counts = pc.list_value_length(batch.column(NULLS)).to_numpy(zero_copy_only=False).astype(np.int64)
     for name in batch.schema.names:
-        if name in (SIZE_BYTES, BODY_IS_JSON, NULLS, "publisher"):
+        if name in (SIZE_BYTES, BODY_IS_JSON, NULLS, OTHERS, "publisher"):
             continue
         values: Any = batch.column(name)
         valid = _mask(values.is_valid())
-        _check_values(part, name, values, valid)
+        _check_times(part, name, values, valid)
+        strange = _strange(values)
+        if strange.any():
+            rows = np.flatnonzero(strange)
+            items.add_column(name, rows, values.take(pa.array(rows)))
+            hidden = pc.if_else(pa.array(strange), pa.scalar(None, values.type), values)
+            at = part.batch.schema.get_field_index(name)
+            part.batch = part.batch.set_column(at, batch.schema.field(name), hidden)
         named = 0 if name == BODY else len(name.encode())
         sizes += np.where(valid, _value_bytes(values) + named, 0)
         if name not in FIXED_COLUMNS.names:
             counts += valid
     _check_nulls(part)
+    sizes += _check_items(part)
     _check_bodies(part)
     text = f"the event is longer than {limits.max_event_bytes} bytes"
     part.reject(sizes > limits.max_event_bytes, RejectReason.TOO_LARGE, text)
     text = f"the event has more than {limits.max_attributes} attributes"
     part.reject(counts > limits.max_attributes, RejectReason.TOO_LARGE, text)
     at = batch.schema.get_field_index(SIZE_BYTES)
-    part.batch = batch.set_column(at, FIXED_COLUMNS.field(SIZE_BYTES), pa.array(sizes))
+    part.batch = part.batch.set_column(at, FIXED_COLUMNS.field(SIZE_BYTES), pa.array(sizes))
+    _add_items(part, items)
 
 
 def fit_types(part: Part, schema: EventSchema) -> Part:
-    """An Arrow part in the settled types; the rows that do not fit are faulty."""
+    """A part in the settled types; values of other types, or of no column, are moved to `_others`."""
     batch = part.batch
     kinds = EventSchema.of_batch(batch).attributes
+    if kinds == schema.attributes:
+        return part
+    items = ItemTable()
     columns: dict[str, Any] = {name: batch.column(name) for name in FIXED_COLUMNS.names}
-    for path, wanted in schema.attributes.items():
-        kind = kinds.get(path)
-        values: Any = None if kind is None else batch.column(path)
-        if values is None or kind is wanted:
-            column = values
-        elif kind is AttributeType.INT64 and wanted is AttributeType.DOUBLE:
-            column = values.cast(pa.float64(), safe=False)
-        elif kind is AttributeType.STRING and wanted is AttributeType.TIMESTAMP:
-            column, bad = parse_timestamps(values)
-            part.reject(
-                _marked(batch.num_rows, bad), RejectReason.WRONG_TYPE, f"{path!r} is not an RFC 3339 time"
-            )
-        else:
-            part.reject(
-                _mask(values.is_valid()),
-                RejectReason.WRONG_TYPE,
-                f"{path!r} is {kind}; it must be {wanted}",
-            )
-            column = None
-        columns[path] = absent(batch.num_rows, wanted.arrow) if column is None else column
+    for path, kind in kinds.items():
+        column: Any = batch.column(path)
+        wanted = schema.attributes.get(path)
+        misfits = _mask(column.is_valid())
+        if kind is wanted:
+            columns[path] = column
+            continue
+        if kind is AttributeType.INT64 and wanted is AttributeType.DOUBLE:
+            # compared as integers: as a double 2^53 + 1 is 2^53
+            whole = column.fill_null(0).to_numpy()
+            misfits &= (whole > 2**53) | (whole < -(2**53))
+            fitting = pc.if_else(pa.array(misfits), pa.scalar(None, column.type), column)
+            columns[path] = fitting.cast(pa.float64(), safe=False)
+        if misfits.any():
+            rows = np.flatnonzero(misfits)
+            items.add_column(path, rows, column.take(pa.array(rows)))
     arrow = schema.arrow
-    fitted = pa.RecordBatch.from_arrays([columns[f.name] for f in arrow], schema=arrow)
-    return Part(fitted, part.message, part.row, part.faults)
+    arrays = [columns[f.name] if f.name in columns else absent(batch.num_rows, f.type) for f in arrow]
+    fitted = with_others(pa.RecordBatch.from_arrays(arrays, schema=arrow), others_in(batch))
+    done = Part(fitted, part.message, part.row, part.faults)
+    _add_items(done, items)
+    return done
 
 
-def _check_values(part: Part, name: str, values: Any, valid: Mask) -> None:
-    dtype = values.type
-    if pa.types.is_timestamp(dtype):
+def _add_items(part: Part, items: ItemTable) -> None:
+    """Put items beside those that the rows have; all are in order afterwards."""
+    known = others_in(part.batch)
+    if known is not None:
+        items.add_items(known)
+    part.batch = with_others(part.batch, items.column(part.batch.num_rows))
+
+
+def _check_times(part: Part, name: str, values: Any, valid: Mask) -> None:
+    if pa.types.is_timestamp(values.type):
         ticks = values.cast(pa.int64()).fill_null(0).to_numpy()
         bad = (ticks < _FIRST_MICROSECOND) | (ticks > _LAST_MICROSECOND)
         part.reject(valid & bad, RejectReason.BAD_TIME, f"{name!r} is outside the years 1 to 9999")
-    elif pa.types.is_floating(dtype):
-        bad = ~np.isfinite(values.fill_null(0.0).to_numpy())
-        part.reject(bad, RejectReason.NOT_FINITE, f"{name!r} is not a finite number; leave it out")
-    elif pa.types.is_list(dtype):
-        elements = pc.list_flatten(values)
-        if elements.null_count:
-            holed = _marked(len(values), _parents(values)[_mask(elements.is_null())])
-            part.reject(holed, RejectReason.WRONG_TYPE, f"{name!r} has a null among its elements")
-        if pa.types.is_floating(elements.type):
-            strange = ~np.isfinite(elements.fill_null(0.0).to_numpy())
-            bad = _marked(len(values), _parents(values)[strange])
-            part.reject(bad, RejectReason.NOT_FINITE, f"{name!r} has a number that is not finite")
+
+
+def _strange(values: Any) -> Mask:
+    """The rows whose value no column holds: numbers that are not finite, and arrays with those or nulls."""
+    if pa.types.is_floating(values.type):
+        infinite: Mask = ~np.isfinite(values.fill_null(0.0).to_numpy())
+        return infinite
+    if not pa.types.is_list(values.type):
+        return np.zeros(len(values), np.bool_)
+    elements = pc.list_flatten(values)
+    strange = _mask(elements.is_null())
+    if pa.types.is_floating(elements.type):
+        strange |= ~np.isfinite(elements.fill_null(0.0).to_numpy())
+    rows: Mask = _marked(len(values), _parents(values)[strange])
+    return rows
+
+
+def _check_items(part: Part) -> Ints:
+    """Find the rows with an item in `_others` that no reader writes; the bytes that the items take."""
+    column = others_in(part.batch)
+    rows_count = part.batch.num_rows
+    if column is None:
+        return np.zeros(rows_count, np.int64)
+    items: Any = pc.list_flatten(column)
+    rows = _parents(column)
+
+    def reject(mask: Mask, detail: str) -> None:
+        part.reject(_marked(rows_count, rows[mask]), BAD_ARROW, f"an item of {OTHERS} {detail}")
+
+    kind = items.field("kind").to_numpy()
+    number = items.field("number").to_numpy()
+    in_list = _mask(items.field("list"))
+    text: Any = items.field("text")
+    reject((kind < min(ElementKind)) | (kind > max(ElementKind)), "has an unknown kind")
+    reject((kind == ElementKind.STRING) != _mask(text.is_valid()), "has a text and is no string, or none")
+    reject((kind == ElementKind.BOOL) & (number != 0) & (number != 1), "is a boolean beyond 0 and 1")
+    reject((kind == ElementKind.NULL) & ~in_list, f"is a null of its own; list it in {NULLS}")
+    reject((kind == ElementKind.EMPTY) & ~in_list, "is an empty array and says that it is none")
+    times = (number < _FIRST_MICROSECOND) | (number > _LAST_MICROSECOND)
+    reject((kind == ElementKind.TIME) & times, "is outside the years 1 to 9999")
+    reject(_misplaced(items.field("place"), in_list), "has a place that is none")
+    _check_item_paths(part, rows, items, kind, reject)
+    weight = _value_bytes(items.field("path")) + np.where(kind == ElementKind.STRING, _value_bytes(text), 8)
+    return np.bincount(rows, weight, rows_count).astype(np.int64)
+
+
+def _misplaced(places: Any, in_list: Mask) -> Mask:
+    """Which places are no pairs of a number and an index, or stand where no array is."""
+    lengths = pc.list_value_length(places).fill_null(0).to_numpy(zero_copy_only=False)
+    steps: Any = pc.list_flatten(places)
+    negative = _parents(places)[steps.fill_null(-1).to_numpy() < 0]
+    wrong = (lengths % 2 == 1) | (lengths > 2 * MAX_DEPTH) | ((lengths > 0) & ~in_list)
+    found: Mask = wrong | _marked(len(places), negative)
+    return found
+
+
+def _check_item_paths(part: Part, rows: Ints, items: Any, kind: Any, reject: Any) -> None:
+    """A path of a row is an attribute's, and stands here or elsewhere, as one value or as one array."""
+    coded = items.field("path").dictionary_encode()
+    codes, names = coded.indices.to_numpy(), coded.dictionary.to_pylist()
+    reject(np.array([name in CONTEXT_NAMES for name in names], np.bool_)[codes], "has the path of a field")
+    key = rows * len(names) + codes
+    _, inverse, times = np.unique(key, return_inverse=True, return_counts=True)
+    single = ~_mask(items.field("list")) | (kind == ElementKind.EMPTY)
+    reject(single & (times[inverse] > 1), "is not the only one of its path")
+    taken = np.zeros(len(key), np.bool_)
+    kinds = EventSchema.of_batch(part.batch).attributes
+    for code, name in enumerate(names):
+        if name in kinds:
+            here = codes == code
+            taken[here] = _mask(part.batch.column(name).is_valid())[rows[here]]
+    lists: Any = part.batch.column(NULLS)
+    nulls = pc.index_in(pc.list_flatten(lists), value_set=coded.dictionary)
+    known = _mask(nulls.is_valid())
+    null_key = _parents(lists)[known] * len(names) + nulls.drop_null().to_numpy()
+    reject(taken | np.isin(key, null_key), "has a path that stands elsewhere too")
 
 
 def _check_nulls(part: Part) -> None:
@@ -158,18 +248,17 @@ def _check_nulls(part: Part) -> None:
     rows = _parents(lists)
     coded = paths.dictionary_encode()
     codes, names = coded.indices.fill_null(-1).to_numpy(), coded.dictionary.to_pylist()
-    illegal = CONTEXT_NAMES | RESERVED_NAMES | {""}
-    wrong = np.array([name in illegal for name in names] + [True])[codes]
+    wrong = np.array([name in CONTEXT_NAMES for name in names] + [True])[codes]
     text = "_nulls lists a name that no attribute can have"
-    part.reject(_marked(len(lists), rows[wrong]), RejectReason.RESERVED_NAME, text)
+    part.reject(_marked(len(lists), rows[wrong]), BAD_ARROW, text)
     pairs = np.sort((rows << 32) + codes)
     twice = pairs[1:][pairs[1:] == pairs[:-1]] >> 32
-    part.reject(_marked(len(lists), twice), RejectReason.CONFLICTING_PATHS, "_nulls lists a name twice")
-    known = set(part.batch.schema.names) - illegal
+    part.reject(_marked(len(lists), twice), BAD_ARROW, "_nulls lists a name twice")
+    known = EventSchema.of_batch(part.batch).attributes
     for code, name in enumerate(names):
         if name in known:
             both = _marked(len(lists), rows[codes == code]) & _mask(part.batch.column(name).is_valid())
-            part.reject(both, RejectReason.CONFLICTING_PATHS, f"{name!r} has a value and is in _nulls too")
+            part.reject(both, BAD_ARROW, f"{name!r} has a value and is in _nulls too")
 
 
 def _check_bodies(part: Part) -> None:

@@ -20,10 +20,12 @@ from ramify.content.events.events import (
     BODY_IS_JSON,
     FIXED_COLUMNS,
     NULLS,
+    OTHERS,
     AttributeType,
     EventSchema,
     widen,
 )
+from ramify.content.events.others import OTHERS_TYPE, end_to_end, others_in, with_others
 from ramify.content.events.records import MAX_RECORD_BYTES
 from ramify.errors import InputError, LimitError, RamifyError
 
@@ -35,7 +37,6 @@ __all__ = [
     "concat",
     "decode_events",
     "encode_events",
-    "end_to_end",
     "read_stream",
     "split",
 ]
@@ -53,8 +54,9 @@ MOST_FRAME_BYTES = 7 << 20
 class Limits:
     """What one message may hold. Nesting is bounded as in every reader (`MAX_DEPTH`).
 
-    `max_attributes` bounds one event, and all events of one message together. `max_batch_bytes` bounds what
-    an Arrow message may unpack to.
+    `max_attributes` bounds the columns of an Arrow message, and those that the events of JSON messages get;
+    JSON may have more attributes, which are in `_others`. `max_batch_bytes` bounds what an Arrow message
+    may unpack to.
 
     Raises
     ------
@@ -88,7 +90,8 @@ _ONE_THREAD = pa.ipc.IpcReadOptions(use_threads=False)
 
 
 def encode_events(batch: pa.RecordBatch) -> bytes:
-    """A batch as an Arrow IPC stream, its buffers in zstd above 4 KiB."""
+    """A batch as an Arrow IPC stream, its buffers in zstd above 4 KiB; `_others` only with items."""
+    batch = with_others(batch, others_in(batch))
     compression: Literal["zstd"] | None = "zstd" if batch.nbytes > _COMPRESS_ABOVE_BYTES else None
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(
@@ -153,7 +156,7 @@ def split(batch: pa.RecordBatch, most_bytes: int = MOST_FRAME_BYTES) -> list[pa.
             parts.append(part)
             continue
         used = _used(part)
-        if len(used) < part.num_columns - len(FIXED_COLUMNS):
+        if len(used) < len(EventSchema.of_batch(part).attributes):
             waiting.append(_shaped(part, EventSchema(used)))
         elif part.num_rows == 1:
             parts.append(part)
@@ -169,15 +172,16 @@ def _is_frame(batch: pa.RecordBatch, most_bytes: int) -> bool:
     unpacked = int(pa.ipc.get_record_batch_size(batch))
     if batch.num_rows > limits.max_batch_events or unpacked > limits.max_batch_bytes:
         return False
-    if batch.num_columns - len(FIXED_COLUMNS) > limits.max_attributes:
+    if len(EventSchema.of_batch(batch).attributes) > limits.max_attributes:
         return False
     # Packing makes a buffer longer by a 256th and a few words at most: small ones need no packing to know.
     longest = batch.schema.serialize().size + unpacked + (unpacked >> 8)
-    longest += _PACKING_BYTES * (batch.num_columns + 1)
+    longest += _PACKING_BYTES * (batch.num_columns + 3)
     return longest <= most_bytes or len(encode_events(batch)) <= most_bytes
 
 
-# A column has at most five buffers (a list of texts), each with its length, zstd's frame and padding.
+# A column has at most five buffers (a list of texts), each with its length, zstd's frame and padding;
+# `_others` has those of three columns.
 _PACKING_BYTES = 5 * 96
 
 
@@ -237,12 +241,6 @@ def _runs(batches: Iterable[pa.RecordBatch]) -> list[list[pa.RecordBatch]]:
     return runs
 
 
-def end_to_end(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """Batches of one schema, end to end."""
-    whole: pa.RecordBatch = pa.concat_batches(batches)  # type: ignore[attr-defined]
-    return whole
-
-
 def _survives(integers: Any) -> bool:
     try:
         integers.cast(pa.float64())
@@ -261,7 +259,7 @@ def _shaped(batch: pa.RecordBatch, schema: EventSchema) -> pa.RecordBatch:
         if column is None or column.null_count == len(column) > 0:
             column = absent(batch.num_rows, f.type)
         arrays.append(column if column.type.equals(f.type) else column.cast(f.type, safe=False))
-    return pa.RecordBatch.from_arrays(arrays, schema=arrow)
+    return with_others(pa.RecordBatch.from_arrays(arrays, schema=arrow), others_in(batch))
 
 
 def absent(rows: int, dtype: pa.DataType) -> Any:
@@ -287,8 +285,9 @@ def read_stream(data: bytes, limits: Limits) -> tuple[pa.RecordBatch, bool]:
     """The first `max_batch_events` rows of an IPC stream, and whether it has more. Trusts nothing."""
     try:
         batches, schema, more = _read_batches(data, limits)
-        whole = pa.Table.from_batches(batches).combine_chunks().to_batches() if batches else []
-        return (whole[0] if whole else pa.RecordBatch.from_pylist([], schema.arrow)), more
+        if not batches:
+            return pa.RecordBatch.from_pylist([], schema.arrow), more
+        return end_to_end(batches), more
     except RamifyError:
         raise
     except _BROKEN as error:
@@ -319,6 +318,8 @@ def _read_batches(data: bytes, limits: Limits) -> tuple[list[pa.RecordBatch], Ev
         for name in (BODY_IS_JSON, NULLS):
             if batch.column(name).null_count:
                 raise InputError(f"the column {name} has nulls; write a value in each row")
+        if OTHERS in batch.schema.names:
+            _check_items(batch.column(OTHERS))
         batch = _shaped(batch, schema)
         more = rows + batch.num_rows > limits.max_batch_events
         batches.append(batch.slice(0, limits.max_batch_events - rows))
@@ -326,6 +327,13 @@ def _read_batches(data: bytes, limits: Limits) -> tuple[list[pa.RecordBatch], Ev
         if more:
             return batches, schema, True
     return batches, schema, False
+
+
+def _check_items(column: Any) -> None:
+    """That no item lacks what is read without a look: Arrow does not keep a sender to its schema."""
+    items: Any = pc.list_flatten(column)
+    if items.null_count or any(items.field(name).null_count for name in ("path", "list", "kind", "number")):
+        raise InputError(f"an item of the column {OTHERS} has no path, list, kind or number")
 
 
 def _messages(data: bytes) -> Iterator[Any]:
@@ -339,7 +347,7 @@ def _messages(data: bytes) -> Iterator[Any]:
 
 def _checked_schema(found: pa.Schema, limits: Limits) -> EventSchema:
     """The attributes of a schema with exactly our columns and types."""
-    attributes = len(found) - len(FIXED_COLUMNS)
+    attributes = len(found) - len(FIXED_COLUMNS) - (OTHERS in found.names)
     if attributes > limits.max_attributes:
         raise LimitError(
             f"the batch has {attributes} attributes; at most {limits.max_attributes} are taken"
@@ -350,10 +358,9 @@ def _checked_schema(found: pa.Schema, limits: Limits) -> EventSchema:
     for f in found:
         if isinstance(f.type, pa.BaseExtensionType) or b"ARROW:extension:name" in (f.metadata or {}):
             raise InputError(f"the column {f.name!r} has an extension type; write its plain values")
-        if f.name in FIXED_COLUMNS.names:
-            if f.type != FIXED_COLUMNS.field(f.name).type:
-                wanted = FIXED_COLUMNS.field(f.name).type
-                raise InputError(f"the column {f.name} is {f.type}; it must be {wanted}")
+        if f.name in _FIXED_TYPES:
+            if f.type != _FIXED_TYPES[f.name]:
+                raise InputError(f"the column {f.name} is {f.type}; it must be {_FIXED_TYPES[f.name]}")
             continue
         kind = _PLAIN_KINDS.get(f.type)
         if kind is None:
@@ -366,6 +373,7 @@ def _checked_schema(found: pa.Schema, limits: Limits) -> EventSchema:
     return EventSchema(kinds)
 
 
+_FIXED_TYPES = {**{f.name: f.type for f in FIXED_COLUMNS}, OTHERS: OTHERS_TYPE}
 _PLAIN_KINDS = {kind.arrow: kind for kind in AttributeType}
 
 

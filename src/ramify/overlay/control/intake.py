@@ -10,10 +10,10 @@ replaced.
 
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -23,22 +23,31 @@ import pyarrow as pa
 from ramify.content.events.cloudevents import cloudevents_parser, encode_event
 from ramify.content.events.events import (
     BODY,
-    CONTEXT_NAMES,
     FIXED_COLUMNS,
     SIZE_BYTES,
     AttributeType,
     EventSchema,
     RejectReason,
     batch_to_events,
+    common_type,
+    values_at,
 )
 from ramify.content.events.flatten import collector_paused
 from ramify.content.events.framing import WHITESPACE, ArraySplitter
-from ramify.content.events.leaves import Leaf
-from ramify.content.events.records import Records, duplicate_keys
-from ramify.content.events.tabulate import PLAIN, ParsedRecords, kind_of, tabulate
+from ramify.content.events.others import end_to_end
+from ramify.content.events.records import Records, read_object
+from ramify.content.events.tabulate import PLAIN, ParsedRecords, tabulate
 from ramify.errors import InputError, LimitError
-from ramify.overlay.control.arrow_rows import Fault, Ints, Part, check_rows, fill_ids, fit_types
-from ramify.overlay.control.frames import Limits, concat, end_to_end, read_stream
+from ramify.overlay.control.arrow_rows import (
+    BAD_ARROW,
+    Fault,
+    Ints,
+    Part,
+    check_rows,
+    fill_ids,
+    fit_types,
+)
+from ramify.overlay.control.frames import Limits, concat, read_stream
 
 __all__ = [
     "ARROW_TYPE",
@@ -64,7 +73,6 @@ WRAPPED_TYPE = "ramify.event"
 RAW_BYTES = 64 << 10
 """What a `RejectedMessage` keeps of the event."""
 
-BAD_ARROW = "bad_arrow"
 CONTENT_TYPE = "content_type"
 DUPLICATE_ID = "duplicate_id"
 TOO_MANY_EVENTS = "too_many_events"
@@ -106,19 +114,13 @@ def take_in(
 ) -> tuple[pa.RecordBatch | None, list[RejectedMessage]]:
     """All good events of all messages as one batch, in order, and the others. None when none is good.
 
-    An attribute has the type that most events give it, or the first on a tie; integers and doubles count
-    as one and meet in double. An event with another type is rejected, so the messages of one call judge
-    each other: see `take_in_by_client`. An event without an id gets the message's id, in a batch followed
-    by `/` and its row; the second event of a message with the same source and id is rejected.
-    `_size_bytes` is the length of the JSON text; for Arrow, names and values together as for Parquet (what
-    the column says is not believed).
+    An attribute has the type of most of its values; other values are in `_others`, and so are attributes
+    beyond `max_attributes` columns. No event is rejected for an attribute. An event without an id gets the
+    message's id, in a batch followed by `/` and its row; the second event of a message with the same source
+    and id is rejected. `_size_bytes` is the length of the JSON text. For Arrow it is names and values
+    together, as for Parquet; what the column says is not believed.
 
     Cost: one parse of the JSON (two when an event without an id has an `id` inside), O(cells) otherwise.
-
-    Raises
-    ------
-    LimitError
-        When the messages together have over four times `max_attributes`; one message alone never has.
     """
     return _Intake(messages, limits or Limits()).taken()
 
@@ -126,21 +128,16 @@ def take_in(
 def take_in_by_client(
     messages: Sequence[ClientMessage], limits: Limits | None = None
 ) -> tuple[list[pa.RecordBatch], list[RejectedMessage]]:
-    """As `take_in`, but what one client sends decides nothing about another's events: types are settled per
-    client, and the batches joined where they agree. Order is kept per client. Never raises."""
+    """As `take_in`, but the types are settled per client, so that one client's events do not decide which
+    columns another's have; the batches are joined where they agree. Order is kept per client. Never raises.
+    """
     mine: dict[str, list[ClientMessage]] = {}
     for message in messages:
         mine.setdefault(message.client, []).append(message)
     batches: list[pa.RecordBatch] = []
     rejected: list[RejectedMessage] = []
-    waiting = list(reversed(mine.values()))
-    while waiting:
-        some = waiting.pop()
-        try:
-            batch, refused = take_in(some, limits)
-        except LimitError:
-            waiting += [some[len(some) // 2 :], some[: len(some) // 2]]
-            continue
+    for some in mine.values():
+        batch, refused = take_in(some, limits)
         batches += [] if batch is None else [batch]
         rejected += refused
     return concat(batches), rejected
@@ -163,8 +160,7 @@ def to_cloudevent(batch: pa.RecordBatch, row: int) -> dict[str, Any]:
         text = encode_event(event)
     except InputError:
         text = encode_event(event, wrap_as=WRAPPED_TYPE)
-    found: dict[str, Any] = msgspec.json.decode(text)
-    return found
+    return read_object(text)
 
 
 def _is_readable(text: bytes) -> bool:
@@ -228,15 +224,10 @@ class _Intake:
 
     def _joined(self, parts: list[Part]) -> tuple[pa.RecordBatch | None, Ints]:
         """The rows of all parts in order, and the message of each."""
-        parsed = self._parsed() if self.texts else None
-        columns = {} if parsed is None else parsed.leaves.columns
-        schema = EventSchema(_settled(columns, parts, self._order(parsed)))
-        if len(schema.attributes) > _WIDEST * self.limits.max_attributes:
-            text = f"the messages have {len(schema.attributes)} attributes together; take in fewer at once"
-            raise LimitError(text)
-        done = [self._kept(fit_types(part, schema)) for part in parts]
-        if parsed is not None:
-            done.append(self._tabulated(parsed, schema))
+        if self.texts:
+            parts = [*parts, self._tabulated(self._parsed())]
+        schema = EventSchema(_settled(parts, _WIDEST * self.limits.max_attributes))
+        done = [fit_types(part, schema) for part in parts]
         if not done:
             return None, np.zeros(0, np.int64)
         whole = end_to_end([part.batch for part in done])
@@ -356,14 +347,13 @@ class _Intake:
         raw = [text if b'"id"' in text else self._with_id(i) for i, text in enumerate(self.texts)]
         self.records.raw = raw
         parse = cloudevents_parser("publisher")
-        parsed = parse(self.records, PLAIN)
+        parsed = parse(self.records, PLAIN, None)
         missing = [i for i, fault in parsed.faults.items() if fault[0] is RejectReason.NO_ID]
         filled = {i: text for i in missing if (text := self._with_id(i)) is not raw[i]}
         if filled:
             self.records.raw = [filled.get(i, text) for i, text in enumerate(raw)]
-            parsed = parse(self.records, PLAIN)
+            parsed = parse(self.records, PLAIN, None)
         parsed.leaves.columns.pop("publisher", None)
-        _limit_attributes(parsed, np.array(self.message, np.int64), self.limits)
         return parsed
 
     def _with_id(self, i: int) -> bytes:
@@ -377,21 +367,14 @@ class _Intake:
             found = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
             if found and "id" not in found:
                 return b'{"id":' + own + b"," + text[1:]
-            if bytes(found.get("id", b"")) != b"null" or duplicate_keys(
-                text, msgspec.json.decode(text), -1
-            ):
+            if bytes(found.get("id", b"")) != b"null":
                 return text
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return text
         return msgspec.json.encode({**found, "id": msgspec.Raw(own)})
 
-    def _order(self, parsed: ParsedRecords | None) -> Ints:
-        """Per row of the leaves, its place among all events."""
-        index = [] if parsed is None else parsed.index
-        return (np.array(self.message, np.int64)[index] << 32) + np.array(self.row, np.int64)[index]
-
-    def _tabulated(self, parsed: ParsedRecords, schema: EventSchema) -> Part:
-        decoded = tabulate(parsed, self.records, schema)
+    def _tabulated(self, parsed: ParsedRecords) -> Part:
+        decoded = tabulate(parsed, self.records, most_columns=self.limits.max_attributes)
         for i, fault in parsed.faults.items():
             text = self.texts[i]
             self._refuse(self.message[i], self.row[i], _id_within(text), fault, text)
@@ -416,114 +399,18 @@ class _Id(msgspec.Struct):
     id: Any = None
 
 
-def _limit_attributes(parsed: ParsedRecords, message_of: Ints, limits: Limits) -> None:
-    """Refuse events with too many attributes, then those that bring too many new ones into a message."""
-    most, index = limits.max_attributes, np.array(parsed.index, np.int64)
-
-    def rows() -> dict[str, Ints]:
-        return {p: leaf.rows for p, leaf in parsed.leaves.columns.items() if p not in CONTEXT_NAMES}
-
-    def refuse(found: Iterable[int], detail: str) -> None:
-        bad = list(found)
-        parsed.faults.update((int(index[row]), (RejectReason.TOO_LARGE, detail)) for row in bad)
-        parsed.leaves.drop(bad)
-
-    if len(parsed.leaves.columns) <= most:
-        return
-    counts = np.zeros(len(index), np.int64)
-    for where in rows().values():
-        counts[where] += 1
-    refuse(np.flatnonzero(counts > most).tolist(), f"the event has more than {most} attributes")
-    first: dict[int, list[tuple[int, str]]] = {}
-    found = rows()
-    for path, where in found.items():
-        where = np.sort(where)
-        owners, at = np.unique(message_of[index[where]], return_index=True)
-        for owner, k in zip(owners.tolist(), at.tolist(), strict=True):
-            first.setdefault(owner, []).append((int(where[k]), path))
-    beyond: set[int] = set()
-    for owner, seen in first.items():
-        for _, path in sorted(seen)[most:]:
-            where = found[path]
-            beyond.update(where[message_of[index[where]] == owner].tolist())
-    refuse(
-        beyond, f"the events of the message have more than {most} attributes together; split the message"
-    )
-
-
-# --- types -------------------------------------------------------------------------------------------
-
-_SCALAR_KINDS: dict[type, AttributeType] = {
-    str: AttributeType.STRING,
-    int: AttributeType.INT64,
-    float: AttributeType.DOUBLE,
-    bool: AttributeType.BOOLEAN,
-}
-
-
-def _settled(leaves: Mapping[str, Leaf], parts: list[Part], order: Ints) -> dict[str, AttributeType]:
-    """The type of each attribute that some event has."""
-    columns: dict[str, list[tuple[Part, AttributeType]]] = {}
+def _settled(parts: list[Part], most: int) -> dict[str, AttributeType]:
+    """The type of each attribute that some event has, for those with the most values."""
+    votes: dict[str, Counter[AttributeType]] = {}
     for part in parts:
         for path, kind in EventSchema.of_batch(part.batch).attributes.items():
-            if part.batch.column(path).null_count < part.batch.num_rows:
-                columns.setdefault(path, []).append((part, kind))
-    settled = {}
-    hidden = CONTEXT_NAMES | {""}
-    for path in (leaves.keys() | columns.keys()) - hidden:
-        leaf, typed = leaves.get(path), columns.get(path, [])
-        kinds = {kind for _, kind in typed}
-        own: set[AttributeType] | None = set() if leaf is None else _kinds(leaf)
-        if own is not None and len(kinds | own) == 1:
-            settled[path] = next(iter(kinds | own))
-        else:
-            winner = _voted(path, leaf, typed, order)
-            if winner is not None:
-                settled[path] = winner
-    return settled
-
-
-def _kinds(leaf: Leaf) -> set[AttributeType] | None:
-    """The types of a leaf's values, if they can be told from its Python types alone."""
-    kinds = leaf.kinds - {type(None)}
-    if list not in kinds:
-        return {_SCALAR_KINDS[kind] for kind in kinds}
-    if kinds != {list}:
-        return None
-    elements = set(map(type, chain.from_iterable(value for value in leaf.values if value)))
-    if elements == {str}:
-        return {AttributeType.STRINGS}
-    return {AttributeType.NUMBERS} if elements and elements <= {int, float} else None
-
-
-def _voted(
-    path: str, leaf: Leaf | None, typed: list[tuple[Part, AttributeType]], order: Ints
-) -> AttributeType | None:
-    """The type of most values, or of the first one on a tie; integers and doubles vote together."""
-    votes: Counter[AttributeType] = Counter()
-    first: dict[AttributeType, int] = {}
-    seen: set[AttributeType] = set()
-
-    def count(kind: AttributeType, values: int, earliest: int) -> None:
-        seen.add(kind)
-        family = AttributeType.DOUBLE if kind is AttributeType.INT64 else kind
-        votes[family] += values
-        first[family] = min(earliest, first.get(family, earliest))
-
-    if leaf is not None:
-        for place, value in zip(order[leaf.rows].tolist(), leaf.values, strict=True):
-            kind = kind_of(value)
-            if kind is not None:
-                count(kind, 1, place)
-    for part, kind in typed:
-        valid = part.batch.column(path).is_valid().to_numpy(zero_copy_only=False)
-        where = int(np.argmax(valid))
-        count(kind, int(valid.sum()), (int(part.message[where]) << 32) + int(part.row[where]))
-    if not votes:
-        # An empty array is no null, but tells no type.
-        return AttributeType.STRINGS if leaf is not None and [] in leaf.values else None
-    winner = max(votes, key=lambda family: (votes[family], -first[family]))
-    return winner if winner is not AttributeType.DOUBLE or winner in seen else AttributeType.INT64
+            values = part.batch.num_rows - part.batch.column(path).null_count
+            if values or len(parts) == 1:
+                votes.setdefault(path, Counter())[kind] += values
+    if len(votes) > most:
+        kept = sorted(votes, key=lambda path: (-votes[path].total(), path))[:most]
+        votes = {path: votes[path] for path in kept}
+    return {path: common_type(found) for path, found in votes.items()}
 
 
 def _reject_repeated(part: Part) -> None:
@@ -531,9 +418,8 @@ def _reject_repeated(part: Part) -> None:
     ids: Any = part.batch.column("id")
     if len(ids.unique()) == len(ids):
         return
-    kinds = EventSchema.of_batch(part.batch).attributes
-    source: Any = part.batch.column("source") if "source" in kinds else ids
-    keys = np.stack([part.message, _codes(ids), _codes(source)], axis=1)
+    sources: Any = pa.array([repr(source) for source in values_at(part.batch, "source")], pa.string())
+    keys = np.stack([part.message, _codes(ids), _codes(sources)], axis=1)
     _, first = np.unique(keys, axis=0, return_index=True)
     again = np.ones(len(ids), np.bool_)
     again[first] = False

@@ -73,11 +73,12 @@ CLIENT_LEASE_S = 7 * 86_400
 
 
 class FilterText(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A filter in one of its three spellings, as in a file of subscriptions."""
+    """A filter in one of its four spellings, as in a file of subscriptions."""
 
     sql: str | None = None
     pattern: Any = None
     keywords: list[str | list[str]] | None = None
+    sigma: Any = None
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -350,4 +351,5 @@ def subscription_of(
     words: Any = None
     if keywords is not None:
         words = tuple(tuple(w) if isinstance(w, list) else w for w in keywords)
-    return Subscription(id, client, broker, filter.sql, pattern, words, latency_ms)
+    sigma = None if filter.sigma is None else msgspec.json.encode(filter.sigma).decode()
+    return Subscription(id, client, broker, filter.sql, pattern, words, latency_ms, sigma)

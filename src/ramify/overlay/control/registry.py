@@ -228,8 +228,11 @@ def _is_same(plan: Plan, k: int, row: Subscription, wanted: Subscription) -> boo
 
 
 def _spelling(row: Subscription) -> tuple[Any, ...]:
-    pattern = None if row.pattern is None else json.loads(row.pattern)
-    return row.sql, pattern, row.keywords
+    return row.sql, _object(row.pattern), row.keywords, _object(row.sigma)
+
+
+def _object(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
 
 
 def _tidied(plan: Plan, like: Plan | None = None) -> Plan:
@@ -268,7 +271,7 @@ def spelled(row: Subscription) -> FilterText:
     words: Any = row.keywords
     if words is not None:
         words = [list(word) if isinstance(word, tuple) else word for word in words]
-    return FilterText(row.sql, None if row.pattern is None else json.loads(row.pattern), words)
+    return FilterText(row.sql, _object(row.pattern), words, _object(row.sigma))
 
 
 def records_of(plan: Plan) -> dict[str, ClientRecord]:

@@ -50,7 +50,7 @@ class OverlayRules:
         self.rules.require_known(overlay)
         for at, rule in enumerate(self.rules.residency):
             try:
-                parse_sql(rule.events, schema)
+                parse_sql(rule.events, schema, strict=True)
             except FilterError as error:
                 raise InputError(f"residency[{at}] ({rule.name}): events: {error}") from error
         return self

@@ -31,7 +31,15 @@ from ramify.content.events.events import AttributeType, EventSchema
 from ramify.content.events.flatten import PLAIN, FieldMapping
 from ramify.content.events.readers import LogKind
 from ramify.errors import InputError
-from ramify.pipeline.passes.pieces import FileFault, Piece, PieceReader, local_path, merged, shown
+from ramify.pipeline.passes.pieces import (
+    Attributes,
+    FileFault,
+    Piece,
+    PieceReader,
+    local_path,
+    merged,
+    shown,
+)
 from ramify.pipeline.passes.sources import Chunk, Reject
 from ramify.pipeline.session.engine import Engine, InProcess, is_connect, runs_here, task_slots
 from ramify.pipeline.session.failures import root_cause
@@ -65,7 +73,7 @@ class ListedFile:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """An attribute that has another type in some file than in the first one that has it."""
+    """An attribute that has another type in some file than in most."""
 
     attribute: str
     used: AttributeType
@@ -79,9 +87,10 @@ class Files:
 
     Attributes
     ----------
-    schema           the attributes of all events
-    conflicts        attributes whose type differs between files, where the schema was inferred: rows that
-                     do not fit the schema are quarantined as `wrong_type`
+    schema           the attributes of all events that get a column
+    beside           paths whose values, in the records looked at, stand beside the columns
+    conflicts        attributes whose type differs between files, where the schema was inferred: values of
+                     another type than the schema's are in no column, but filters reach them
     wanted           the attributes that anyone asks for, or None for all: others need not be read (they
                      are absent then) where that is cheaper, and bodies neither
     through_spark    whether the bytes come from Spark, or from files that tasks open
@@ -92,6 +101,7 @@ class Files:
     schema: EventSchema
     mapping: FieldMapping = PLAIN
     conflicts: tuple[Conflict, ...] = ()
+    beside: frozenset[str] = frozenset()
     wanted: frozenset[str] | None = None
     through_spark: bool = False
     root: str = ""
@@ -534,12 +544,18 @@ def _inferred(spark: Engine, files: Files) -> Files:
     return _with_schemas(files, _collected(frame.mapInArrow(look, _SCHEMA_ROWS)))
 
 
-_SCHEMA_ROWS = "path string, start long, schema string"
+_SCHEMA_ROWS = "path string, start long, schema string, beside array<string>"
 
 
-def _schema_row(piece: Piece, found: EventSchema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict(
-        {"path": [piece.path], "start": [piece.start], "schema": [found.to_json()]}
+def _schema_row(piece: Piece, found: Attributes) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([piece.path], pa.string()),
+            pa.array([piece.start], pa.int64()),
+            pa.array([found.schema.to_json()], pa.string()),
+            pa.array([sorted(found.beside)], pa.list_(pa.string())),
+        ],
+        names=["path", "start", "schema", "beside"],
     )
 
 
@@ -549,10 +565,11 @@ def _collected(looked: DataFrame) -> Iterator[pa.RecordBatch]:
 
 def _with_schemas(files: Files, looked: Iterator[pa.RecordBatch]) -> Files:
     """The files with the schema that parts of them agree on."""
-    rows = (row for batch in looked for row in batch.to_pylist())
+    rows = [row for batch in looked for row in batch.to_pylist()]
     found = sorted((row["path"], row["start"], row["schema"]) for row in rows)
     schema, conflicts = _agreed((path, EventSchema.from_json(text)) for path, _, text in found)
-    return replace(files, schema=schema, conflicts=conflicts)
+    beside = frozenset(path for row in rows for path in row["beside"])
+    return replace(files, schema=schema, conflicts=conflicts, beside=beside)
 
 
 def _heads(spark: SparkSession, files: Files) -> DataFrame:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from ramify.content.events.events import NULLS, SIZE_BYTES
+from ramify.content.events.events import NULLS, OTHERS, SIZE_BYTES
 from ramify.content.filters.filters import Filter
 from ramify.content.matching.matcher import FrozenMatcher, Matcher, Matches
 from ramify.content.matching.matcher_files import open_matcher, write_matcher
@@ -186,7 +186,7 @@ def match(
 
     fields = [events.schema[name] for name in keep]
     found = StructField(MATCHES, ArrayType(IntegerType(), containsNull=False), nullable=False)
-    read = {*keep, *shards.paths, NULLS}
+    read = {*keep, *shards.paths, NULLS, OTHERS}
     return map_batches(
         events,
         partial(_matched, shards, tuple(keep)),

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,12 +27,13 @@ import pyarrow as pa
 from ramify.content.events.events import DecodedBatch, EventSchema, RejectedRecord
 from ramify.content.events.flatten import PLAIN, FieldMapping
 from ramify.content.events.framing import ARRAY_CUT_OFF, SNIFF_BYTES
+from ramify.content.events.others import end_to_end, other_paths
 from ramify.content.events.parquet import ColumnsError, LostRows, parquet_schema, read_row_groups
 from ramify.content.events.readers import JsonForm, LogKind
 from ramify.errors import InputError
 from ramify.pipeline.passes.sources import Chunk, PieceCount, Reject
 
-__all__ = ["FileFault", "Piece", "PieceReader", "local_path", "merged", "shown"]
+__all__ = ["Attributes", "FileFault", "Piece", "PieceReader", "local_path", "merged", "shown"]
 
 _BATCH_ROWS = 65536
 _EVERY_ROW = 1 << 40
@@ -70,6 +71,18 @@ class Piece:
     content: pa.Buffer | None = None
 
 
+class Attributes(NamedTuple):
+    """What records hold: the attributes that get a column, and the paths of what stands beside them."""
+
+    schema: EventSchema
+    beside: frozenset[str] = frozenset()
+
+    @classmethod
+    def of_batch(cls, batch: pa.RecordBatch) -> "Attributes":
+        """Of the rows of a batch."""
+        return cls(EventSchema.of_batch(batch), other_paths(batch))
+
+
 @dataclass(frozen=True, slots=True)
 class PieceReader:
     """Turns pieces into chunks. Picklable.
@@ -101,25 +114,25 @@ class PieceReader:
                 yield Chunk(_nothing(self.schema), [account.fault(fault, rows=0)])
         yield Chunk(_nothing(self.schema), counted=[account.counted()])
 
-    def head(self, piece: Piece, rows: int) -> EventSchema | None:
-        """The schema of the first `rows` records of a file; None when they cannot be read."""
+    def head(self, piece: Piece, rows: int) -> Attributes | None:
+        """What the first `rows` records of a file hold; None when they cannot be read."""
         kind = LogKind.of(piece.path)
         if kind is None:
             return None
         try:
             if kind.parquet:
                 with self._opened(piece) as stream:
-                    return parquet_schema(_native(stream), self.mapping)
+                    return Attributes(parquet_schema(_native(stream), self.mapping))
             with self._opened(piece) as stream:
                 unpacked = _unpacked(stream, kind)
                 form = _form(unpacked, self.mapping)
                 part: Any = _Part(unpacked, 0, None)
-                return EventSchema.of_batch(next(form.read(part, None, None, rows)).batch)
+                return Attributes.of_batch(next(form.read(part, None, None, rows)).batch)
         except (_FaultError, InputError, OSError, EOFError, zlib.error):
             return None
 
-    def whole(self, piece: Piece) -> EventSchema | None:
-        """The schema of all records of a piece; None when there are none, or they cannot be read.
+    def whole(self, piece: Piece) -> Attributes | None:
+        """What all records of a piece hold; None when there are none, or they cannot be read.
 
         Of a gzip file or an array, which are one piece whatever their length, of the first 64 MiB.
         """
@@ -135,7 +148,7 @@ class PieceReader:
                     return None
                 untyped: Any = part
                 found = form.read(untyped, None, None, _EVERY_ROW, inside=piece.start > 0)
-                return EventSchema.of_batch(next(found).batch)
+                return Attributes.of_batch(next(found).batch)
         except (_FaultError, InputError, OSError, EOFError, zlib.error):
             return None
 
@@ -154,7 +167,9 @@ class PieceReader:
                 return
             name = piece.path.removeprefix(self.root)
             inside = piece.start > 0
-            for decoded in form.read(part, name, self.schema, self.batch_rows, inside=inside):  # type: ignore[arg-type]
+            untyped: Any = part
+            rows, keep = self.batch_rows, self.wanted
+            for decoded in form.read(untyped, name, self.schema, rows, inside=inside, keep=keep):
                 yield part.without_the_broken_record(decoded)
             if part.error is not None:
                 raise _damage(part.error)
@@ -403,9 +418,7 @@ def _one(chunks: Sequence[Chunk]) -> Chunk:
     for chunk in chunks:
         unaddressable.update(chunk.unaddressable)
     return Chunk(
-        batches[0]
-        if len(batches) == 1
-        else pa.Table.from_batches(batches).combine_chunks().to_batches()[0],
+        batches[0] if len(batches) == 1 else end_to_end(batches),
         [reject for chunk in chunks for reject in chunk.rejected],
         unaddressable,
         [counted for chunk in chunks for counted in chunk.counted],

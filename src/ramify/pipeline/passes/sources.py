@@ -16,7 +16,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ramify.content.events.events import BODY, FIXED_COLUMNS, NULLS, SIZE_BYTES, EventSchema, RejectReason
+from ramify.content.events.events import (
+    BODY,
+    FIXED_COLUMNS,
+    NULLS,
+    OTHERS,
+    SIZE_BYTES,
+    EventSchema,
+    RejectReason,
+)
+from ramify.content.events.others import as_others, others_in, with_others
 from ramify.errors import InputError, SchemaError
 from ramify.planning.demand.splits import Split
 
@@ -166,7 +175,7 @@ class FrameSource:
         """The frame with these attributes alone, and no bodies."""
         assert self.events is not None, "this half of the source is for tasks"
         kept = {name: kind for name, kind in self.schema.attributes.items() if name in paths}
-        wanted = {*FIXED_COLUMNS.names, *kept} - {BODY}
+        wanted = {*FIXED_COLUMNS.names, OTHERS, *kept} - {BODY}
         at = [i for i, name in enumerate(self.columns) if name in wanted]
         frame = numbered(self.events.select([f"c{i}" for i in at]))
         return FrameSource(EventSchema(kept), tuple(self.columns[i] for i in at), frame)
@@ -247,7 +256,7 @@ def numbered(frame: DataFrame) -> DataFrame:
 
 
 def fitted(batch: pa.RecordBatch, schema: EventSchema) -> pa.RecordBatch:
-    """A batch in the columns of a schema: what it lacks is absent, numbers and texts are cast."""
+    """A batch in the columns of a schema, with its `_others`. What it lacks is absent, others are cast."""
     columns: list[Any] = []
     for wanted in schema.arrow:
         index = batch.schema.get_field_index(wanted.name)
@@ -256,7 +265,9 @@ def fitted(batch: pa.RecordBatch, schema: EventSchema) -> pa.RecordBatch:
         if column.null_count and not wanted.nullable:
             column = column.fill_null(_FILL[wanted.name]) if wanted.name in _FILL else _no_lists(column)
         columns.append(column)
-    return pa.RecordBatch.from_arrays(columns, schema=schema.arrow)
+    made = pa.RecordBatch.from_arrays(columns, schema=schema.arrow)
+    others = others_in(batch)
+    return made if others is None else with_others(made, as_others(others))
 
 
 def _with_ids(events: pa.RecordBatch, before: int) -> Chunk:

@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from ramify.content.events.events import FIXED_COLUMNS, NULLS, SIZE_BYTES, AttributeType, EventSchema
+from ramify.content.events.others import others_in
 from ramify.errors import InputError
 from ramify.pipeline.passes.sources import Source
 from ramify.pipeline.passes.table_files import PROFILE, spark_schema, table_schema
@@ -47,6 +48,9 @@ def profile(
     listed (ties: the smaller text first); beyond, they are estimated. Ids are always counted exactly.
     One query reads the source once, without bodies; of columns with many values, ids alone go through
     Spark's shuffle. A task holds about 2 `exact_up_to` values of a column, and a batch.
+
+    An event that has an attribute with a value of another type than its column counts as present; range and
+    values are those of the column's type.
 
     Texts are cut to `text_length` characters after comparing. Numbers are in their shortest form (2.0
     is 2, 1e+20), times as 2026-01-31 09:00:00.000000Z, the rest as true and false. All that is no
@@ -124,11 +128,26 @@ def _read(
         for path, events in zip(*(part.to_pylist() for part in nulls), strict=True):
             if path in place:
                 digest.sums[_What.NULLS, place[path]] += events
+        _count_others(digest, place, chunk.batch)
         if digest.values[_ID].num_rows > exact_up_to:
             yield from _long(_What.VALUE, _ID, digest.values.pop(_ID))
     for column in columns[_ID + 1 :]:
         digest.merge_values(column.place)
     yield from digest.rows(_What.VALUE)
+
+
+def _count_others(digest: "_Digest", place: dict[str, int], batch: pa.RecordBatch) -> None:
+    """Count the events that have an attribute with a value of another type than its column."""
+    column: Any = others_in(batch)
+    if column is None:
+        return
+    names: Any = pc.list_flatten(column).field("path").dictionary_encode()
+    rows = np.repeat(np.arange(len(column)), pc.list_value_length(column).fill_null(0).to_numpy())
+    size = len(names.dictionary)
+    once = np.unique(rows * size + names.indices.to_numpy()) % max(1, size)
+    for path, events in zip(names.dictionary.to_pylist(), np.bincount(once, minlength=size), strict=True):
+        if path in place:
+            digest.sums[_What.PRESENT, place[path]] += int(events)
 
 
 def _shorten(exact_up_to: int, top: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

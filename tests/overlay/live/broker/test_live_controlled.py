@@ -298,7 +298,7 @@ def test_a_later_base_of_an_epoch_is_read_only_where_the_epoch_is_not_held() -> 
         assert same(await cache.routing(store, later))
         assert (cache.read, cache.revised) == (1, 2), "five changes at once, then one"
         assert same(await fresh.routing(store, later))
-        # who asks at once gets one and the same
+        # clients that ask at once get one and the same
         many = await asyncio.gather(*(PlanCache.routing(fresh, store, later) for _ in range(5)))
         assert len({id(each) for each in many}) == 1
         assert fresh.read == 1

@@ -25,7 +25,7 @@ WORLD = seeded_world(17, brokers=3, subscriptions=6, events=120)
 def test_the_choice_is_by_the_id_alone(ids: list[str], p: float, q: float) -> None:
     together = chosen(ids, p)
     assert together.tolist() == [bool(chosen([id_], p)[0]) for id_ in ids]
-    # whoever is in a small sample is in a larger one
+    # an event of a small sample is in a larger one
     low, high = sorted((p, q))
     assert not (chosen(ids, low) & ~chosen(ids, high)).any()
     assert not chosen(ids, 0.0).any()

@@ -10,9 +10,11 @@ import sys
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +24,8 @@ from lane_server import LaneServer, lane_server
 from overseeing import overseen
 from project import EXAMPLES
 from ramify.content.events.events import Event, batch_to_events, events_to_batch
+from ramify.content.events.others import OTHERS_TYPE, with_others
+from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import FilterError, InputError, LimitError, LiveError
 from ramify.overlay.control.frames import Limits, decode_events, encode_events
 from ramify.overlay.control.intake import ARROW_TYPE, BATCH_TYPE, EVENT_TYPE, ClientMessage, take_in
@@ -50,6 +54,10 @@ from ramify.planning.schemes.catalog import make_plan
 from running import seeded_world
 
 CLOUDEVENT = {"specversion": "1.0", "id": "1", "source": "shop", "type": "order", "data": {"x": 1}}
+
+
+ITEM = {"path": "x", "list": False, "kind": 9, "number": 0, "text": None, "place": None}
+MALFORMED = with_others(events_to_batch([Event("1")]), pa.array([[ITEM]], OTHERS_TYPE))
 
 
 def on_server(directory: Path, scenario: Callable[[LaneServer], Awaitable[None]]) -> None:
@@ -105,6 +113,33 @@ def test_whatever_is_published_is_cut_into_messages_that_a_broker_takes(
     ]
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"x": 2**70},
+        {"x": 10**400},
+        {"a.b": 1, "a": {"b": 2}},
+        {"_nulls": 1, "": None},
+        {"x": ["a", 1, None, []]},
+    ],
+)
+def test_any_data_is_published_as_it_is(data: dict[str, object]) -> None:
+    (message,) = outgoing({**CLOUDEVENT, "data": data}, b"s")
+    batch, rejected = take_in([ClientMessage("c", message.payload, message.content_type)])
+    assert rejected == []
+    assert batch is not None
+    assert json.loads(batch_to_events(batch)[0].body or b"") == data
+
+
+def test_events_with_more_attributes_than_columns_are_published() -> None:
+    event = Event("e", attributes={f"a{k:04}": k for k in range(1500)})
+    (message,) = outgoing(event, b"s")
+    batch, rejected = take_in([ClientMessage("c", message.payload, message.content_type)])
+    assert rejected == []
+    assert batch is not None
+    assert batch_to_events(batch)[0].attributes == event.attributes
+
+
 @given(st.integers(1, 40), st.integers(1, 7), st.integers(0, 1500))
 @settings(max_examples=25)
 def test_cloudevents_are_cut_likewise(count: int, rows: int, size: int) -> None:
@@ -125,6 +160,13 @@ def test_cloudevents_are_cut_likewise(count: int, rows: int, size: int) -> None:
         ([CLOUDEVENT, Event("e")], "several kinds"),
         ("text", "not an event"),
         (7, "not an event"),
+        ({**CLOUDEVENT, "data": {"x": float("nan")}}, "nan is no number of JSON"),
+        ({**CLOUDEVENT, "data": [{"x": float("inf"), "y": None}]}, "inf is no number of JSON"),
+        ({**CLOUDEVENT, "id": ""}, "empty id"),
+        ({**CLOUDEVENT, "time": "soon"}, "RFC 3339"),
+        ([CLOUDEVENT, CLOUDEVENT], "same source and id"),
+        (Event("1", attributes={"source": "s"}, body=b"{", body_is_json=True), "JSON"),
+        (MALFORMED, "kind"),
     ],
 )
 def test_what_is_no_event_is_refused_before_it_is_sent(bad: object, says: str) -> None:
@@ -550,7 +592,7 @@ def test_unread_deliveries_that_a_suspension_purged_stop_nobody(tmp_path: Path) 
     on_server(tmp_path, scenario)
 
 
-def test_a_suspension_that_is_over_is_told_once_to_who_keeps_no_position(tmp_path: Path) -> None:
+def test_a_suspension_that_is_over_is_told_once_to_a_client_without_a_position(tmp_path: Path) -> None:
     async def scenario(at: LaneServer) -> None:
         await at.deliver(["alice/s"], "lost")
         await at.suspend()
@@ -575,8 +617,11 @@ def test_requests_say_what_was_asked_and_errors_what_was_answered(tmp_path: Path
             await client.subscribe("x = 1", id="s", quota_bytes=5, lease_s=6)  # the same again
             unnamed = await client.subscribe(keywords=["news"])
             assert (await client.subscribe(["news"])).id == unnamed.id
+            rule = {"s": {"x|contains": "a"}, "condition": "not s"}
+            await client.subscribe(sigma=rule, id="rule")
             held = await client.subscriptions()
-            assert set(held) == {"s", unnamed.id}
+            assert set(held) == {"s", unnamed.id, "rule"}
+            assert held["rule"].filter.sigma == rule
             assert (held["s"].filter.sql, held["s"].quota_bytes, held["s"].lease_s) == ("x = 1", 5, 6)
             advertised = await client.advertise(sql="x < 5")
             assert set(await client.advertisements()) == {advertised}
@@ -698,14 +743,20 @@ def test_a_filter_is_checked_before_it_is_sent() -> None:
     assert spelled("x = 1").sql == "x = 1"
     assert spelled(pattern={"x": [1]}).pattern == {"x": [1]}
     assert spelled([["a", "b"], ["c"]]).keywords == [["a", "b"], ["c"]]
+    rule = {"s": {"x|contains": "a"}, "condition": "s"}
+    assert spelled(sigma=rule).sigma == rule
     with pytest.raises(FilterError, match="position"):
         spelled("x <")
+    with pytest.raises(FilterError, match="no selection"):
+        spelled(sigma={"s": {"x": 1}, "condition": "t"})
     for bad in (
         {"filter": None},
         {"filter": "x = 1", "sql": "x = 1"},
         {"filter": 7},
         {"sql": ["x"]},
         {"keywords": "x"},
+        {"sigma": "x = 1"},
+        {"sql": "x = 1", "sigma": rule},
     ):
         with pytest.raises(InputError):
             spelled(**bad)  # type: ignore[arg-type]
@@ -774,10 +825,51 @@ def test_the_package_offers_the_clients_without_loading_them() -> None:
 # ------------------------------------------------------------------------------------------- end to end
 
 
+def test_what_is_acknowledged_is_delivered_whatever_the_types(tmp_path: Path) -> None:
+    """Attributes of three types, published at once: a broker takes many of them in together."""
+    world = seeded_world(4, brokers=3, subscriptions=1, events=1)
+    asked = Subscription("tasks", "c0", world.attachments["c0"], sql="type = 'task'")
+    world = replace(world, subscriptions=(asked,))
+    plan = make_plan("mst", world.problem, 1)
+    tasks = ["7", 7, [{"id": 7}, {"id": "x"}]]
+    made = [
+        {**CLOUDEVENT, "id": str(k), "type": "task", "data": {"task": tasks[k % 3], "k": k}}
+        for k in range(300)
+    ]
+    got: dict[str, bytes | None] = {}
+
+    async def scenario() -> None:
+        async with overseen(world, tmp_path, plan) as live, AsyncExitStack() as opened:
+            await live.lead()
+            clients = {}
+            for name in ("c0", "p0"):
+                seed = live.site.ring.pair(ClientRole(name)).seed
+                url = live.wires.urls[world.attachments[name]]
+                clients[name] = await opened.enter_async_context(Client.connect(name, url, seed=seed))
+            subscription = await clients["c0"].subscribe(sql=asked.sql, id=asked.id)
+            await asyncio.gather(*(clients["p0"].publish(event) for event in made))
+            async for event in subscription:
+                assert event.id not in got
+                got[event.id] = event.body
+                if len(got) == len(made):
+                    break
+
+    async def run() -> None:
+        async with asyncio.timeout(110):
+            await scenario()
+
+    asyncio.run(run())
+    assert got == {event["id"]: json.dumps(event["data"], separators=(",", ":")).encode() for event in made}
+
+
 def test_over_real_brokers_every_subscription_gets_what_it_wants_once(tmp_path: Path) -> None:
     world = seeded_world(4, brokers=3, subscriptions=9, events=60)
+    rule = '{"s": {"topic": ["A", "b"]}, "small": {"x|lt": 3}, "condition": "s and not small"}'
+    one = replace(world.subscriptions[0], id="rule", sql=None, pattern=None, keywords=None, sigma=rule)
+    world = replace(world, subscriptions=(*world.subscriptions, one))
     plan = make_plan("mult", world.problem, 1)
     wanted = world.wanted()
+    assert any(id_ == "rule" for _, id_ in wanted)
     got: Counter[tuple[str, str]] = Counter()
 
     async def read(subscription: LiveSubscription) -> None:
@@ -795,8 +887,9 @@ def test_over_real_brokers_every_subscription_gets_what_it_wants_once(tmp_path: 
             readers = []
             for row in world.subscriptions:
                 pattern = None if row.pattern is None else json.loads(row.pattern)
+                sigma = None if row.sigma is None else json.loads(row.sigma)
                 made = clients[row.client].subscribe(
-                    sql=row.sql, pattern=pattern, keywords=row.keywords, id=row.id
+                    sql=row.sql, pattern=pattern, keywords=row.keywords, sigma=sigma, id=row.id
                 )
                 readers.append(asyncio.create_task(read(await made)))
             await asyncio.gather(*(clients[event.publisher or ""].publish(event) for event in world.events))

@@ -39,7 +39,7 @@ BROKERS = list(WORLD.overlay.brokers)
 
 
 class Scene:
-    """A control server, brokers, coordinators, and someone who asks."""
+    """A control server, brokers, coordinators, and a client that asks."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -62,7 +62,7 @@ class Scene:
         return made
 
     async def term(self, but: str = "") -> Term:
-        """The term of the one who leads."""
+        """The term of the leader."""
         while True:
             for name, each in self.coordinators.items():
                 if self.tasks[name].done() and not self.tasks[name].cancelled():
@@ -193,7 +193,7 @@ def test_a_plan_that_cannot_take_a_subscription_is_made_anew(tmp_path: Path) -> 
     play(tmp_path, scenario)
 
 
-def test_while_three_epochs_live_the_answer_names_whom_they_wait_for(tmp_path: Path) -> None:
+def test_while_three_epochs_live_the_answer_names_the_brokers_they_wait_for(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         scene.coordinate(plan=make_plan("mirror-all", WORLD.problem))
         async with obeying(scene.server, BROKERS) as brokers:

@@ -1,9 +1,10 @@
-"""A given plan replaces the store's once, standbys take over, and keys that do not fit are told."""
+"""A given plan replaces the store's once, standbys take over, and keys that do not fit are told.
+
+What `ramify up --plan` says of it is in tests/overlay/live/host/test_live_machine.py.
+"""
 
 import asyncio
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,9 @@ from pathlib import Path
 import pytest
 from test_live_coordinator import BROKERS, WORLD, Scene, play, recent, report_cost
 
-from machines import is_running, machine_of, pids, send, small_line, started, until_seen
+from machines import machine_of, pids, send, small_line, started, until_seen
 from obedient import obeying, until
 from ramify.errors import LiveError
-from ramify.network.graphs.files import write_overlay
 from ramify.overlay.control.names import token
 from ramify.overlay.control.records import LinkCount, Status, encode
 from ramify.overlay.live.coordinator.adaptation import Replanner
@@ -25,11 +25,8 @@ from ramify.overlay.live.wire.security import ClientRole, accounts_config, new_u
 from ramify.overlay.live.wire.store import Store
 from ramify.overlay.live.wire.streams import Endpoint
 from ramify.overlay.live.wire.tasks import end_tasks
-from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
-from ramify.planning.plans.files import write_plan
 from ramify.planning.plans.plan import Plan
-from ramify.planning.plans.problem import Problem
 from ramify.planning.pricing.rules import Rules
 from ramify.planning.schemes.catalog import make_plan
 
@@ -159,47 +156,3 @@ def test_the_standby_takes_over_when_the_leader_is_killed(tmp_path: Path) -> Non
 
     with asyncio.Runner() as runner:
         runner.run(scenario())
-
-
-# -------------------------------------------------------------------------------------- ramify up --plan
-
-
-def up_until_it_routes(directory: Path, *words: str, end: signal.Signals = signal.SIGINT) -> str:
-    """Run `ramify up` until it routes, end it, and return what it said."""
-    log = directory.parent / "up.log"
-    command = [sys.executable, "-m", "ramify.cli", "up", "--dir", str(directory), *words]
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out)
-    try:
-        deadline = time.monotonic() + 240
-        while "Ctrl-C stops" not in log.read_text():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.1)
-        process.send_signal(end)
-        code = process.wait(timeout=240)
-        assert (code == 0) is (end is not signal.SIGKILL), log.read_text()
-    finally:
-        process.kill()
-        process.wait()
-    assert not is_running(process.pid)
-    return log.read_text()
-
-
-def test_up_with_a_plan_replaces_what_the_directory_had_and_says_so(tmp_path: Path) -> None:
-    overlay = small_line(2)
-    write_overlay(overlay, tmp_path / "line.json")
-    problem = Problem.of(overlay, Classes.collapse([], overlay, {}), Demand.of([]), {})
-    write_plan(make_plan("mst", problem), tmp_path / "plan.json")
-    data = tmp_path / "data"
-    # killed: what its brokers have said of themselves outlives them
-    said = up_until_it_routes(data, "--overlay", str(tmp_path / "line.json"), end=signal.SIGKILL)
-    assert "epoch 1, plan explicit\n" in said
-    said = up_until_it_routes(data, "--scheme", "mult", end=signal.SIGHUP)
-    assert "epoch 1, plan explicit, from the directory; --scheme mult is only for new directories" in said
-    assert "stopped" in said
-    said = up_until_it_routes(data, "--plan", str(tmp_path / "plan.json"))
-    assert "epoch 2, plan mst of" in said
-    assert "it replaces the directory's plan" in said
-    # the same once more is no other epoch
-    assert "epoch 2, plan mst of" in up_until_it_routes(data, "--plan", str(tmp_path / "plan.json"))

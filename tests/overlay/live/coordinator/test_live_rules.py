@@ -420,7 +420,7 @@ def test_the_next_leader_goes_by_the_record_and_not_by_its_own_options(tmp_path:
     play(tmp_path, scenario)
 
 
-def test_a_newcomer_with_whom_the_plan_breaks_a_rule_gets_another_plan(tmp_path: Path) -> None:
+def test_a_newcomer_that_makes_the_plan_break_a_rule_gets_another_plan(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         replanner = Replanner(seen, period_s=600, specs=(CHEAP, DEAR))
         async with obeying(scene.server, BROKERS):

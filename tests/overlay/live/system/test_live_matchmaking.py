@@ -1,4 +1,4 @@
-"""Matchmaking on live brokers, with no coordinator and no control server: who matches gets it, once."""
+"""Matchmaking on live brokers, with no coordinator and no control server: a match gets it, once."""
 
 import asyncio
 import json
@@ -45,7 +45,8 @@ ALL = FilterText(sql="topic IS NOT NULL")
 def spelled(row: Mapping[str, Any]) -> FilterText:
     words = row.get("keywords")
     pattern = None if "pattern" not in row else {"x": [{"numeric": [">", 6]}]}
-    return FilterText(row.get("sql"), pattern, None if words is None else list(words))
+    sigma = json.loads(row["sigma"]) if "sigma" in row else None
+    return FilterText(row.get("sql"), pattern, None if words is None else list(words), sigma)
 
 
 def holds(filter_: FilterText, event: Event) -> bool:
@@ -219,7 +220,7 @@ async def settle(live: Matching, wanted: Counter[tuple[str, str]]) -> None:
 
 
 @pytest.mark.parametrize("trees", [SHARED, PER_SOURCE])
-def test_events_reach_exactly_who_matches_and_those_outside_are_rejected(
+def test_events_reach_exactly_their_matches_and_those_outside_are_rejected(
     tmp_path: Path, trees: str
 ) -> None:
     world = seeded_world(3, brokers=6, subscriptions=9, events=80)

@@ -32,7 +32,7 @@ OTHERS = {"no": "v1", "away": "v3", "alone": "v0"}
 
 
 class Scene:
-    """An overlay, who publishes on it without a pause, and someone who asks for moves."""
+    """An overlay, a publisher that never pauses, and an operator that asks for moves."""
 
     def __init__(self, path: Path, machine: Machine, store: Store) -> None:
         self.path, self.machine, self.store = path, machine, store
@@ -296,7 +296,7 @@ def test_numbers_go_on_from_lane_to_lane_and_each_finds_its_place_again(tmp_path
             for each in (home, foreign):
                 urls = each.place.urls
                 each.place = ClientPlace(each.name, "foreign", lanes, urls)
-            # "d" alone was not acknowledged: who comes back without a number goes on there
+            # "d" alone was not acknowledged: a client that comes back without a number goes on there
             for connect in (home.client, foreign.client):
                 async with connect() as client:
                     assert await take(client, None, 1) == all_of_it[-1:]
@@ -348,7 +348,7 @@ KILLS = [
 ]
 
 
-def test_whoever_is_killed_during_a_move_it_goes_on_to_its_end(tmp_path: Path) -> None:
+def test_whatever_is_killed_during_a_move_it_goes_on_to_its_end(tmp_path: Path) -> None:
     async def scenario(at: Scene) -> None:
         for name in ("kept", *WRITERS):
             await at.client(name)

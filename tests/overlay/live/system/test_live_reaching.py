@@ -1,4 +1,4 @@
-"""Who cannot reach the control server says so, and why, for as long as that lasts."""
+"""A process that cannot reach the control server says so, and why, for as long as that lasts."""
 
 import asyncio
 import logging

@@ -19,6 +19,7 @@ from nats.aio.client import Client as Nats
 from nats.aio.msg import Msg
 
 from ramify.content.events.events import AttributeType
+from ramify.content.filters.subscriptions import SPELLINGS
 from ramify.errors import FilterError, InputError, LimitError, LiveError
 from ramify.overlay.control.names import CONTROL, name_of
 from ramify.overlay.control.records import (
@@ -75,7 +76,7 @@ def check_request(
             return Refusal("bad_request", f"quota_bytes and lease_s must be 1 to {MOST_NUMBER}")
         if request.op in _NEEDS_FILTER:
             if request.filter is None:
-                return Refusal("bad_request", f"{request.op} needs filter: sql, pattern or keywords")
+                return Refusal("bad_request", f"{request.op} needs filter: {', '.join(SPELLINGS)}")
             subscription_of(client, broker, request.id, request.filter).parse(schema)
     except FilterError as error:
         # what filters say when their boxes, or the work to find them, become too many

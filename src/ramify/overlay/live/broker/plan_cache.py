@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ramify.content.filters.subscriptions import Subscription
+from ramify.content.filters.subscriptions import JSON_SPELLINGS, Subscription
 from ramify.errors import InputError, LiveError, RamifyError
 from ramify.overlay.control.records import ROUTING, LiveEpoch, decode
 from ramify.overlay.control.revisions import PlanChange, PlanChanges
@@ -128,10 +128,11 @@ def _revision(change: PlanChange) -> Revision:
 
 
 def _subscription(row: dict[str, Any]) -> Subscription:
-    """A subscription as in a file of subscriptions, a `pattern` as JSON."""
+    """A subscription as in a file of subscriptions, `pattern` and `sigma` as JSON."""
     fields = dict(row)
-    if fields.get("pattern") is not None and not isinstance(fields["pattern"], str):
-        fields["pattern"] = msgspec.json.encode(fields["pattern"]).decode()
+    for name in JSON_SPELLINGS:
+        if fields.get(name) is not None and not isinstance(fields[name], str):
+            fields[name] = msgspec.json.encode(fields[name]).decode()
     if fields.get("keywords") is not None:
         fields["keywords"] = tuple(tuple(w) if isinstance(w, list) else w for w in fields["keywords"])
     try:

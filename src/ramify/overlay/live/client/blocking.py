@@ -213,6 +213,7 @@ class BlockingClient:
         sql: str | None = None,
         pattern: Mapping[str, Any] | None = None,
         keywords: Sequence[str] | Sequence[Sequence[str]] | None = None,
+        sigma: Mapping[str, Any] | None = None,
         id: str | None = None,
         quota_bytes: int = CLIENT_QUOTA_BYTES,
         lease_s: int = CLIENT_LEASE_S,
@@ -228,6 +229,7 @@ class BlockingClient:
                 sql=sql,
                 pattern=pattern,
                 keywords=keywords,
+                sigma=sigma,
                 id=id,
                 quota_bytes=quota_bytes,
                 lease_s=lease_s,
@@ -249,11 +251,12 @@ class BlockingClient:
         sql: str | None = None,
         pattern: Mapping[str, Any] | None = None,
         keywords: Sequence[str] | Sequence[Sequence[str]] | None = None,
+        sigma: Mapping[str, Any] | None = None,
         id: str | None = None,
     ) -> str:
         """See `Client.advertise`."""
         return self._loop.run(
-            self._client.advertise(filter, sql=sql, pattern=pattern, keywords=keywords, id=id)
+            self._client.advertise(filter, sql=sql, pattern=pattern, keywords=keywords, sigma=sigma, id=id)
         )
 
     def unadvertise(self, id: str) -> None:

@@ -45,6 +45,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import msgspec
 import nats.errors
 
+from ramify.content.filters.subscriptions import SPELLINGS
 from ramify.errors import InputError, LiveError
 from ramify.overlay.control.names import CLIENT, inbox_prefix, token
 from ramify.overlay.control.records import (
@@ -111,7 +112,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 Filter: TypeAlias = str | Mapping[str, Any] | Sequence[str] | Sequence[Sequence[str]]
-"""SQL text, a pattern, or keywords."""
+"""SQL text, a pattern, or keywords. A Sigma rule is named: `sigma=`."""
 
 _MISSING_SHOWN = 3
 _MOST_UNSURE = 10_000
@@ -136,7 +137,10 @@ def place_of(directory: str | Path, client: str) -> ClientAddress:
             found["client"], found["broker"], found["url"], Path(directory) / found["seed_file"]
         )
     except FileNotFoundError:
-        reason = f"no client {client!r} here: name one of the clients that `ramify up` was given"
+        if not path.parent.is_dir():
+            reason, path = "no overlay here: give the directory of a running `ramify up`", Path(directory)
+        else:
+            reason = f"no client {client!r} here: name one of the clients that `ramify up` was given"
         raise InputError(reason, path=str(path)) from None
     except OSError as error:
         raise InputError(f"cannot read it: {error.strerror}", path=str(path)) from None
@@ -152,16 +156,21 @@ def spelled(
     sql: str | None = None,
     pattern: Mapping[str, Any] | None = None,
     keywords: Sequence[str] | Sequence[Sequence[str]] | None = None,
+    sigma: Mapping[str, Any] | None = None,
 ) -> FilterText:
     """A filter as requests have it: text is SQL, a mapping is a pattern, a list is keywords.
 
     It is parsed, so that what is wrong with it shows with its place. Raises `InputError`, `FilterError`.
     """
-    given = [value for value in (filter, sql, pattern, keywords) if value is not None]
+    given = [value for value in (filter, sql, pattern, keywords, sigma) if value is not None]
     if len(given) != 1:
-        raise InputError(f"give one filter, as sql, pattern or keywords; {len(given)} were given")
+        raise InputError(f"give one filter, as {', '.join(SPELLINGS)}; {len(given)} were given")
     (value,) = given
-    if isinstance(value, str) and keywords is None and pattern is None:
+    if sigma is not None:
+        if not isinstance(sigma, Mapping):
+            raise InputError(f"{type(sigma).__name__} is not a Sigma rule: give its detection as a dict")
+        found = FilterText(sigma=dict(sigma))
+    elif isinstance(value, str) and keywords is None and pattern is None:
         found = FilterText(sql=value)
     elif isinstance(value, Mapping) and sql is None and keywords is None:
         found = FilterText(pattern=dict(value))
@@ -175,7 +184,7 @@ def spelled(
     try:
         text = subscription_of("client", "broker", "id", found)
     except TypeError as error:
-        raise InputError(f"the pattern is not JSON: {error}") from None
+        raise InputError(f"the filter is not JSON: {error}") from None
     text.parse()
     return found
 
@@ -325,6 +334,7 @@ class Client:
         sql: str | None = None,
         pattern: Mapping[str, Any] | None = None,
         keywords: Sequence[str] | Sequence[Sequence[str]] | None = None,
+        sigma: Mapping[str, Any] | None = None,
         id: str | None = None,
         quota_bytes: int = CLIENT_QUOTA_BYTES,
         lease_s: int = CLIENT_LEASE_S,
@@ -345,7 +355,7 @@ class Client:
         InputError, FilterError
             At once, for a filter that is wrong.
         """
-        found = spelled(filter, sql=sql, pattern=pattern, keywords=keywords)
+        found = spelled(filter, sql=sql, pattern=pattern, keywords=keywords, sigma=sigma)
         asked = id or filter_id(found)
         request = Request("subscribe", asked, found, quota_bytes, lease_s, wait_s, latency_ms=latency_ms)
         return LiveSubscription(self, request, raise_if_missing)
@@ -364,10 +374,11 @@ class Client:
         sql: str | None = None,
         pattern: Mapping[str, Any] | None = None,
         keywords: Sequence[str] | Sequence[Sequence[str]] | None = None,
+        sigma: Mapping[str, Any] | None = None,
         id: str | None = None,
     ) -> str:
         """Say what this client will publish; returns the id of the advertisement."""
-        found = spelled(filter, sql=sql, pattern=pattern, keywords=keywords)
+        found = spelled(filter, sql=sql, pattern=pattern, keywords=keywords, sigma=sigma)
         id = id or filter_id(found)
         await self._ask(Request("advertise", id, found))
         return id

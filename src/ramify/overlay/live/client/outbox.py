@@ -6,20 +6,24 @@ have the same id, also after a restart, and no other client of the broker can us
 """
 
 import hashlib
+import json
+import math
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeAlias
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ramify.content.events.cloudevents import decode_events
-from ramify.content.events.events import Event, EventSchema, events_to_batch
+from ramify.content.events.events import Event, EventSchema, events_to_batch, values_at
 from ramify.errors import InputError, LimitError
+from ramify.overlay.control.arrow_rows import Part, fit_types
 from ramify.overlay.control.frames import MOST_FRAME_BYTES, Limits, encode_events, split
-from ramify.overlay.control.intake import ARROW_TYPE, BATCH_TYPE, EVENT_TYPE
+from ramify.overlay.control.intake import ARROW_TYPE, BATCH_TYPE, EVENT_TYPE, ClientMessage, take_in
 
 __all__ = ["Message", "Publishable", "outgoing"]
 
@@ -50,8 +54,8 @@ def outgoing(
 ) -> list[Message]:
     """The messages of a publish, in order. `id` stands in for the ids of the events.
 
-    With `check`, CloudEvents are read as the broker will read them (about a millisecond a call), so that a
-    bad one is an error here and not an entry of the stream REJECTED there.
+    With `check`, the messages are read as the broker will read them (about a millisecond a call), so that a
+    bad event is an error here and not an entry of the stream REJECTED there.
 
     Raises
     ------
@@ -61,33 +65,41 @@ def outgoing(
         When one event is too large.
     """
     limits = limits or Limits()
+    messages = list(_cut(events, secret, id, max_payload, limits))
+    if check:
+        _check_events(messages, limits)
+    return messages
+
+
+def _cut(
+    events: Publishable, secret: bytes, id: str | None, max_payload: int, limits: Limits
+) -> Iterator[Message]:
     most = min(MOST_FRAME_BYTES, max_payload - _HEADER_ROOM)
     if isinstance(events, Event):
         events = events_to_batch([events])
     if isinstance(events, pa.RecordBatch):
-        return list(_arrow(events, secret, id, most, limits))
+        return _arrow(events, secret, id, most, limits)
     if isinstance(events, Mapping):
-        return list(_json([events], secret, id, most, limits, check, single=True))
+        return _json([events], secret, id, most, limits, single=True)
     if isinstance(events, str | bytes) or not isinstance(events, Sequence):
         raise InputError(f"{type(events).__name__} is not an event: publish an Event, a dict or a batch")
     if all(isinstance(event, Event) for event in events):
         listed = [event for event in events if isinstance(event, Event)]
-        return list(_arrow(events_to_batch(listed), secret, id, most, limits))
+        return _arrow(events_to_batch(listed), secret, id, most, limits)
     if all(isinstance(event, Mapping) for event in events):
         dicts = [event for event in events if isinstance(event, Mapping)]
-        return list(_json(dicts, secret, id, most, limits, check, single=False))
+        return _json(dicts, secret, id, most, limits, single=False)
     raise InputError("the events are of several kinds: publish either Events or dicts at once")
 
 
 def _arrow(
     batch: pa.RecordBatch, secret: bytes, id: str | None, most: int, limits: Limits
 ) -> Iterator[Message]:
-    schema = EventSchema.of_batch(batch)
-    if len(schema.attributes) > limits.max_attributes:
-        raise InputError(
-            f"the events have {len(schema.attributes)} attributes together; a message has at most "
-            f"{limits.max_attributes}: publish them apart"
-        )
+    attributes = EventSchema.of_batch(batch).attributes
+    if len(attributes) > limits.max_attributes:
+        few = EventSchema(dict(islice(attributes.items(), limits.max_attributes)))
+        nowhere = np.zeros(batch.num_rows, np.int64)
+        batch = fit_types(Part(batch, nowhere, nowhere), few).batch  # the others go without a column
     keys = _arrow_keys(batch)
     _check_values(batch, keys, limits.max_event_bytes)
     at = 0
@@ -118,8 +130,8 @@ def _arrow_keys(batch: pa.RecordBatch) -> list[tuple[str, str]]:
     """Source and id of each event, which name it."""
     ids: list[Any] = batch.column("id").to_pylist()
     sources: list[Any] = [""] * len(ids)
-    if "source" in batch.schema.names:
-        sources = batch.column("source").to_pylist()
+    if len(ids):
+        sources = values_at(batch, "source")
     return [(str(source or ""), key) for source, key in zip(sources, ids, strict=True)]
 
 
@@ -129,22 +141,19 @@ def _json(
     id: str | None,
     most: int,
     limits: Limits,
-    check: bool,
     *,
     single: bool,
 ) -> Iterator[Message]:
     texts: list[bytes] = []
     keys: list[tuple[str, str]] = []
     for event in events:
-        whole = event if event.get("id") else {**event, "id": id if single and id else uuid.uuid4().hex}
-        try:
-            texts.append(msgspec.json.encode(whole))
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise InputError(f"event {whole['id']!r} cannot be written as JSON: {error}") from None
+        if event.get("id") == "":
+            raise InputError("an event has an empty id; give it one, or leave the id out to get one")
+        own = event.get("id") is not None
+        whole = event if own else {**event, "id": id if single and id else uuid.uuid4().hex}
+        texts.append(_text(whole))
         keys.append((str(event.get("source", "")), str(whole["id"])))
         _check_size(keys[-1][1], len(texts[-1]), min(most, limits.max_event_bytes))
-    if check:
-        _check_events(texts, keys)
     for start, end in _cuts(texts, most, limits.max_batch_events):
         name = _message_id(secret, keys[start:end] if id is None else [(id, str(start))])
         if single:
@@ -153,9 +162,35 @@ def _json(
             yield Message(name, BATCH_TYPE, b"[" + b",".join(texts[start:end]) + b"]", end - start)
 
 
-def _check_events(texts: list[bytes], keys: list[tuple[str, str]]) -> None:
-    for bad in decode_events(texts).rejected:
-        raise InputError(f"event {keys[bad.position][1]!r} cannot be published: {bad.detail}")
+def _text(event: Mapping[str, Any]) -> bytes:
+    """An event as JSON. The fast encoder makes a NaN a null, and has no integers beyond 64 bits."""
+    try:
+        try:
+            text = msgspec.json.encode(event)
+        except OverflowError:
+            written = json.dumps(event, allow_nan=False, ensure_ascii=False, default=msgspec.to_builtins)
+            text = written.encode()
+        if b"null" in text:
+            _check_finite(event)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InputError(f"event {event['id']!r} cannot be written as JSON: {error}") from None
+    return text
+
+
+def _check_finite(value: Any) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is no number of JSON; leave it out")
+    inside = value.values() if isinstance(value, Mapping) else value
+    if isinstance(inside, Iterable) and not isinstance(inside, str | bytes | bytearray | memoryview):
+        for element in inside:
+            _check_finite(element)
+
+
+def _check_events(messages: Sequence[Message], limits: Limits) -> None:
+    """Take the messages in as a broker will: an event that it would reject is refused before it is sent."""
+    sent = [ClientMessage("", message.payload, message.content_type, message.id) for message in messages]
+    for bad in take_in(sent, limits)[1]:
+        raise InputError(f"event {bad.event_id or ''!r} cannot be published: {bad.detail}")
 
 
 def _check_size(key: str, size: int, most: int) -> None:
