@@ -12,6 +12,11 @@ subscriptions whatever their number. The last line is one JSON object:
     growth_1k_to_100k       time per event at 100,000 over that at 1,000 subscriptions
     bytes_per_subscription  memory of the index at 100,000 (and at 10,000 as the allocator saw it)
     add_ms                  mean time to add one subscription to 100,000 (and the median and slowest)
+    substring_events_per_s  rules on parts of strings (`substrings.py`), by kind of event and rules
+    substring_over_bare_scan   the same over a scan that finds the rules' literals and does nothing else
+    mixed_over_plain        events with ten attributes of two types each over those of one (`mixed.py`):
+                            from JSON bytes to matches, and matching alone. At most 1.3
+    filter_ms               the slowest of filters made to explode, from the text to the key (CPU time)
 """
 
 import argparse
@@ -21,6 +26,7 @@ import statistics
 import time
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,11 +34,15 @@ import pyarrow as pa
 import rule_engine
 from json_logic import jsonLogic
 
+from mixed import mixed_figures
 from ramify.content.filters.constraints import ArraySet, Constraint
 from ramify.content.filters.filters import Box, Filter
+from ramify.content.filters.limits import FILTER_TEXT
 from ramify.content.filters.sql import parse_sql
 from ramify.content.filters.values import number_above, number_below, prefixed, strings_equal
 from ramify.content.matching.matcher import Matcher
+from ramify.errors import FilterError
+from substrings import substring_figures
 
 REGIONS = [f"region-{k:02d}" for k in range(10)]
 SIDES = ["buy", "sell"]
@@ -41,6 +51,7 @@ WORDS_PER_EVENT = 4
 HEX = "0123456789abcdef"
 MATCHES_PER_EVENT = 5
 COUNTS = (1_000, 10_000, 100_000)
+SUBSTRING_COUNTS = (1_000, 3_000)
 
 
 @dataclass(frozen=True)
@@ -211,6 +222,33 @@ def add_times(matcher: Matcher, extra: list[Filter]) -> list[float]:
     return [1000 * seconds_of(lambda f=filter_: matcher.add(f)) for filter_ in extra]
 
 
+def filter_times() -> dict[str, float]:
+    """Milliseconds of CPU time from the text of a filter to its key, or to its refusal."""
+    rows = range(400)
+    globs = " OR ".join(f"s LIKE '%w{k}%'" for k in rows)
+    texts = {
+        "open_ranges": " AND ".join(f"(x<{k} OR y>{k + 2})" for k in rows),
+        "globs": globs,
+        "globs_of_two": " AND ".join(
+            f"({globs[:4_000].rpartition(' OR ')[0]})".replace("s L", f"{c} L") for c in "st"
+        ),
+        "nested_globs": " OR ".join(f"s LIKE '%{'a%' * (k % 20)}b{k}%'" for k in range(150)),
+        "rectangles": " OR ".join(f"x>{k} AND x<{k + 900} AND y>{k * 37 % 500}" for k in range(280)),
+        "attributes": " OR ".join(f"c{k}={k} AND d{k % 7}<{k}" for k in rows),
+    }
+    out = {}
+    for name, text in texts.items():
+        assert len(text) <= FILTER_TEXT, name
+        best = float("inf")
+        for _ in range(3):
+            start = time.process_time()
+            with suppress(FilterError):
+                _ = parse_sql(text).key
+            best = min(best, 1000 * (time.process_time() - start))
+        out[name] = best
+    return out
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer events, fewer repeats")
@@ -247,6 +285,8 @@ def main() -> None:
     for name, value in others.items():
         print(f"{name} at {COUNTS[0]:,}: {value:,.1f} events/s")
     times = add_times(matchers[COUNTS[-1]], [s.filter() for s in make_subscriptions(rng, 2_000)])
+    substrings = substring_figures(SUBSTRING_COUNTS, rounds, args.quick)
+    mixed = mixed_figures(rounds, args.quick)
     print(
         json.dumps(
             {
@@ -261,6 +301,13 @@ def main() -> None:
                 "add_ms": round(statistics.mean(times), 3),
                 "add_ms_median": round(statistics.median(times), 3),
                 "add_ms_max": round(max(times), 3),
+                "substring_events_per_s": {k: round(v) for k, v in substrings["events_per_s"].items()},
+                "substring_over_bare_scan": {
+                    k: round(v, 2) for k, v in substrings["over_bare_scan"].items()
+                },
+                "mixed_over_plain": round(mixed["whole"], 2),
+                "mixed_over_plain_match": round(mixed["match"], 2),
+                "filter_ms": {k: round(v) for k, v in filter_times().items()},
             }
         )
     )

@@ -4,12 +4,13 @@ import json
 import re
 import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from ramify.cli import app, overlay, status, status_text
+from ramify.cli import app, overlay, rules, status, status_text
 from ramify.cli.addresses import server_url
 from ramify.cli.rules import rule_lines
 from ramify.content.filters.subscriptions import Subscription
@@ -43,11 +44,13 @@ def key(tmp_path: Path) -> Path:
     return file
 
 
-def test_status_of_a_server_that_is_not_there_is_one_message(
-    key: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("module", "limit"), [(status, "_LOOK_LIMIT_S"), (rules, "_RULES_LIMIT_S")])
+def test_a_control_server_that_is_not_there_is_one_message_with_the_reason(
+    module: ModuleType, limit: str, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status, "_LOOK_LIMIT_S", 1.0)
-    code, said = told("status", "--control", "nats://127.0.0.1:1", "--key", str(key))
+    monkeypatch.setattr(module, limit, 1.0)
+    command = module.__name__.rpartition(".")[2]
+    code, said = told(command, "--control", "nats://127.0.0.1:1", "--key", str(key))
     assert code == 2
     assert "cannot connect to the control server at nats://127.0.0.1:1 within 1 s" in said
     assert "onnect" in said.partition("within 1 s:")[2].partition("Is it running")[0]
@@ -276,3 +279,34 @@ def test_what_the_run_before_left_does_not_count_as_routing() -> None:
     assert view(now + 1, 2, 2).behind(since=now) == []
     assert view(now - 1, 2, 2).behind(since=now) == ["a"]
     assert view(now + 1, 1, 2).behind(since=now) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("up", "--client", "alice@paris"), "is not NAME@BROKER"),
+        (("up", "--matchmaking", "shared", "--client", "alice"), "is not NAME@BROKER"),
+        (("keys", "--client", "alice"), "is not NAME@BROKER"),
+        (("up", "--spark", "sparkle"), "not the URL of a Spark; allowed are auto, none, local[*]"),
+    ],
+)
+def test_what_is_refused_leaves_no_directory(tmp_path: Path, words: tuple[str, ...], what: str) -> None:
+    """The next try may name another overlay."""
+    command, *more = words
+    code, said = told(command, "--dir", str(tmp_path / "data"), "--overlay", "ring:3", *more)
+    assert code == 2
+    assert what in said
+    assert not (tmp_path / "data" / "overlay.json").exists()
+
+
+@pytest.mark.parametrize("command", [("sub",), ("pub", "-")])
+def test_a_client_of_a_directory_without_an_overlay_is_told_so(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    code, said = told(*command, "--dir", str(tmp_path / "nothing"), "--client", "alice")
+    assert code == 2
+    assert "no overlay here: give the directory of a running `ramify up`" in said
+    (tmp_path / "nothing" / "clients").mkdir(parents=True)
+    code, said = told(*command, "--dir", str(tmp_path / "nothing"), "--client", "alice")
+    assert code == 2
+    assert "no client 'alice' here" in said

@@ -123,6 +123,18 @@ def test_pub_publishes_lines_and_names_the_bad_ones(behind: Behind, tmp_path: Pa
     assert [decode_events(data).column("id").to_pylist() for _, data, _ in stored] == [["1", "2"]] * 2
 
 
+def test_pub_publishes_all_of_a_mixed_file(behind: Behind, tmp_path: Path) -> None:
+    tasks = ["7", 7, [{"id": 7}], None, 2**70]
+    rows = [{"id": str(k), "task": tasks[k % 5]} for k in range(300)]
+    log = tmp_path / "log.ndjson"
+    log.write_text("\n".join(map(json.dumps, rows)))
+    _, said = behind.told("pub", "--dir", str(tmp_path), "--client", "alice", str(log))
+    assert said.split() == ["published", "300", "events"]
+    stored = [decode_events(data) for _, data, _ in behind.run(behind.at.published())]
+    bodies = [body for batch in stored for body in batch.column("_body").to_pylist()]
+    assert [json.loads(body) for body in bodies] == rows
+
+
 def test_pub_loads_nothing_heavy_to_publish(behind: Behind, tmp_path: Path) -> None:
     words = ("pub", "--dir", str(tmp_path), "--client", "alice")
     assert loaded(command(*words), given='{"id": "1", "x": 1}\n') == []
@@ -258,7 +270,7 @@ def test_ctrl_c_ends_sub_and_a_subscription_without_id_with_it(behind: Behind, t
     ("words", "says"),
     [
         (["sub", "--client", "alice"], "--url and --key"),
-        (["sub", "--client", "nobody", "--dir", "."], "no client 'nobody'"),
+        (["sub", "--client", "nobody", "--dir", "."], "no overlay here"),
         (
             ["sub", "--client", "alice", "--url", "nats://127.0.0.1:1", "--key", "no-such-file"],
             "no such key",

@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 import ramify
 from ramify.cli import app
+from ramify.studies.verdicts import judge, read_cases
 
 
 def run(*words: str) -> tuple[int, str, str]:
@@ -91,3 +93,36 @@ def test_matches_takes_every_spelling() -> None:
         ramify.matches("x =", {"x": 1})
     with pytest.raises(ramify.InputError):
         ramify.matches("x = 1", "[]")
+
+
+def test_id_time_and_publisher_are_fields_like_others() -> None:
+    assert ramify.matches({"id": ["a"]}, {"id": "a"})
+    assert ramify.matches("id = 'a'", {"id": "a"})
+    assert ramify.matches({"id": [{"exists": False}]}, {})
+    assert not ramify.matches({"id": [{"exists": True}]}, {"id": {"x": 1}})
+    assert ramify.matches({"time": [{"numeric": [">", 5]}]}, {"time": 1_700_000_000_000})
+    assert ramify.matches({"time": [{"prefix": "2026 "}]}, {"time": "2026 is no time"})
+    assert ramify.matches("time > TIMESTAMP '2026-01-01 00:00:00'", {"time": "2026-01-01T01:00:00+00:00"})
+    assert ramify.matches({"publisher": [True]}, {"publisher": True})
+
+
+@pytest.mark.parametrize(
+    "event", [[1], None, 5, {"x": object()}, {"x": b"a"}, "[1]", "{", '{"x": 1} 2', '{"x": 1}, "y": 2']
+)
+def test_what_is_no_event_is_an_error_of_the_caller(event: Any) -> None:
+    with pytest.raises(ramify.InputError, match="event"):
+        ramify.matches("x = 1", event)
+
+
+def test_a_bad_event_of_a_case_spoils_no_other_and_numbers_may_be_huge(tmp_path: Path) -> None:
+    cases = tmp_path / "cases.jsonl"
+    cases.write_text(
+        '{"name": "list", "pattern": {"x": [1]}, "event": [1]}\n'
+        '{"name": "huge", "sql": "x > 5", "event": {"x": 1e400}, "expect": true}\n'
+        '{"name": "self", "pattern": {"x": [18446744073709551617]}, "event": {"x": 18446744073709551617}, '
+        '"expect": true}\n'
+    )
+    verdicts = {verdict.case.name: verdict for verdict in map(judge, read_cases(cases))}
+    assert verdicts["list"].error is not None
+    assert verdicts["huge"].passed
+    assert verdicts["self"].passed

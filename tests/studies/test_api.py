@@ -274,7 +274,10 @@ def test_bad_input_is_refused_with_a_domain_error(tmp_path: Path) -> None:
         (lambda: ramify.study(ring([{"id": "1", "publisher": "x"}])), "no broker is known"),
         (lambda: ramify.study(ramify.read_log(events(), overlay="ring:5")), "no subscriptions"),
         (lambda: ring([{"id": object()}]).rejected, "cannot be written as JSON"),
-        (lambda: ramify.study(log, spark="sparkle://x"), "not the URL of a Spark"),
+        (
+            lambda: ramify.study(log, spark="sparkle://x"),
+            "URL of a Spark; allowed are auto, none, local",
+        ),
         (lambda: ramify.price(tmp_path / "missing.json", log), "missing.json"),
     ]
     for call, said in refused:

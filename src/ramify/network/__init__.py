@@ -1,1 +1,1 @@
-"""Who is connected, at what cost: overlay and underlay graphs, generators, readers, distances."""
+"""The brokers and their links, with costs: overlay and underlay graphs, generators, readers, distances."""

@@ -449,7 +449,7 @@ def overlapping(world: World, said: list[AdvertisementRow]) -> set[tuple[str, st
     }
 
 
-def test_the_command_says_what_is_stored_sent_and_who_meets(tmp_path: Path) -> None:
+def test_the_command_says_what_is_stored_and_sent_and_which_clients_meet(tmp_path: Path) -> None:
     world = seeded_world(3, brokers=6, subscriptions=9, events=12)
     plan, file = make_plan("mst", world.problem, 1), tmp_path / "plan.json"
     write_plan(plan, file)

@@ -107,7 +107,7 @@ def test_every_revision_serves_exactly_its_subscriptions(
 
 
 def mixed(world: World, plans: list[Plan], routings: list[RoutingPlan], choose: object) -> Counter[object]:
-    """Who gets what when each broker, at each of its turns, holds the revision that `choose` gives."""
+    """What each subscription gets when `choose` says which revision a broker has at each of its turns."""
     found: Counter[object] = Counter()
     origin_of = plans[0].origin_of
     routers = cache(lambda revision, broker: Router(routings[revision], broker))
@@ -136,7 +136,7 @@ def mixed(world: World, plans: list[Plan], routings: list[RoutingPlan], choose: 
 def test_brokers_with_different_revisions_lose_and_double_nothing(
     history: tuple[World, list[Plan], list[Revision]], seed: int
 ) -> None:
-    """Whoever every revision serves gets each event once, all others at most once."""
+    """A subscription that every revision serves gets each event once, all others at most once."""
     world, plans, done = history
     routings = [RoutingPlan(plans[0])]
     for change in done:
@@ -227,8 +227,8 @@ def test_an_opened_channel_is_not_rejected_where_it_is_not_known_yet() -> None:
 
 @pytest.mark.parametrize("behind", ["a", "b", "c"])
 def test_a_leg_of_its_own_to_an_opened_channel_is_no_trouble_where_it_is_not_known_yet(behind: str) -> None:
-    """a - b takes 10 ms, by c it takes 2: legs to a channel that opens at b go by c. Whoever is behind lets
-    such an event go, and the event of the channel that all know arrives."""
+    """a - b takes 10 ms, by c it takes 2: legs to a channel that opens at b go by c. A broker that is
+    behind lets such an event go, and the event of the channel that all know arrives."""
     links = [
         Link.symmetric("a", "b", 1.0, latency_ms=10.0),
         Link.symmetric("a", "c", 1.0, latency_ms=1.0),

@@ -95,7 +95,7 @@ def test_one_copy_hands_over_and_no_broker_needs_to_remember(case: tuple[World, 
 
 
 @given(planned())
-def test_the_pricer_knows_who_is_not_reached(case: tuple[World, Plan]) -> None:
+def test_the_pricer_knows_which_subscriptions_are_not_reached(case: tuple[World, Plan]) -> None:
     world, plan = case
     priced = price(plan, world.demand)
     done = Simulator(plan).simulate_events([world.batch])

@@ -99,7 +99,7 @@ def tables(plan: Plan) -> list[frozenset[Row]]:
 
 @FEW
 @given(newcomers())
-def test_after_adding_every_event_reaches_exactly_who_wants_it(case: Newcomer) -> None:
+def test_after_adding_every_event_reaches_exactly_its_subscriptions(case: Newcomer) -> None:
     change = add_subscription(case.plan, case.row, case.demand, case.matched)
     after = case.after
     assert set(change.plan.classes.class_of) == {row.id for row in after.subscriptions}

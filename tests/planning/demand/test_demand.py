@@ -375,10 +375,11 @@ def spelled(id_: str, broker: int, **filter_: object) -> Subscription:
     return Subscription(id_, f"client-{id_}", LINE.brokers[broker], **filter_)  # type: ignore[arg-type]
 
 
+# on attributes that are never arrays, a pattern asks what SQL asks
 SAME = (
-    {"sql": "x > 2 AND x < 5"},
-    {"sql": "NOT (x <= 2 OR x >= 5)"},
-    {"pattern": '{"x": [{"numeric": [">", 2, "<", 5]}]}'},
+    {"sql": "publisher >= 'a' AND publisher < 'b'"},
+    {"sql": "NOT (publisher < 'a' OR publisher >= 'b')"},
+    {"pattern": '{"publisher": [{"prefix": "a"}]}'},
 )
 
 

@@ -566,7 +566,9 @@ def test_subscriptions_without_a_complaint_get_every_new_event_once(
 
 @settings(max_examples=25)
 @given(st.data())
-def test_plans_without_faults_deliver_every_new_event_to_exactly_who_wants_it(data: st.DataObject) -> None:
+def test_plans_without_faults_deliver_every_new_event_to_exactly_its_subscriptions(
+    data: st.DataObject,
+) -> None:
     world = data.draw(worlds(most=6))
     made = data.draw(plans(world))
     rest = Serves.at_hosts(np.arange(len(world.classes)), world.classes)

@@ -88,8 +88,8 @@ def everything_in_one() -> Plan:
     """A plan that uses every part of the form."""
     overlay = Overlay.build("line", "abc", [Link("a", "b", 1.0, 2.0, 3.0), Link("b", "c", 0.5, 0.0, 1.0)])
     rows = [
-        Subscription("s0", "c0", "b", sql="topic = 'é'", latency_ms=80.0),
-        Subscription("s1", "c1", "b", pattern='{"topic": ["é"]}'),
+        Subscription("s0", "c0", "b", sql="publisher = 'é'", latency_ms=80.0),
+        Subscription("s1", "c1", "b", pattern='{"publisher": ["é"]}'),
         Subscription("s2", "c2", "c", keywords=(("news", "sport"), ("art",))),
         Subscription("s3", "c3", "a", keywords=("news",)),
     ]

@@ -331,7 +331,7 @@ def test_the_expression_decides_the_channel() -> None:
     assert run(SPLIT, "p", ()).messages == {}
 
 
-def test_a_noise_channel_reaches_who_does_not_want_the_event() -> None:
+def test_a_noise_channel_reaches_brokers_that_do_not_want_the_event() -> None:
     plan = semcast((Holds(Some((E1, E2))), [0, 1], "ra rb"))
     ran = run(plan, "p", (0,))
     assert ran.messages == {"p>r": 1, "r>a": 1, "r>b": 1}

@@ -73,7 +73,7 @@ def of(tree: Tree) -> ChannelTree:
 # -------------------------------------------------------------------------------------- Example I.1
 
 
-def test_example_i1_prunes_the_last_hop_of_who_wants_motorola_too() -> None:
+def test_example_i1_prunes_the_last_hop_of_the_one_that_wants_motorola_too() -> None:
     # P at np; na wants Nokia and Motorola, nb wants Nokia: np - m - na and m - nb.
     pairs = [("np", "m"), ("m", "na"), ("m", "nb")]
     overlay = Overlay.build("i1", ["np", "m", "na", "nb"], [Link.symmetric(*pair) for pair in pairs])

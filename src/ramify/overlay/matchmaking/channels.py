@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ramify.content.events.events import AttributeType
 from ramify.content.filters.constraints import Value
 from ramify.content.filters.filters import Filter
-from ramify.content.filters.subscriptions import Subscription
+from ramify.content.filters.subscriptions import SPELLINGS, Subscription
 from ramify.errors import InputError
 from ramify.overlay.matchmaking.messages import Close, Descriptor, Open
 from ramify.overlay.matchmaking.state import DataChannel, MatchState, Outbox
@@ -214,9 +214,9 @@ def _parse(descriptor: Descriptor, schema: Mapping[str, AttributeType] | None) -
     if descriptor.spelling == "keywords":
         words = json.loads(descriptor.text)
         spelled["keywords"] = tuple(tuple(word) if isinstance(word, list) else word for word in words)
-    elif descriptor.spelling not in ("sql", "pattern"):
+    elif descriptor.spelling not in SPELLINGS:
         raise InputError(
-            f"descriptor {descriptor.id} is spelled {descriptor.spelling!r}: use sql, pattern, keywords"
+            f"descriptor {descriptor.id} is spelled {descriptor.spelling!r}: use {', '.join(SPELLINGS)}"
         )
     return Subscription(descriptor.id, descriptor.client, "-", **spelled).parse(schema)  # type: ignore[arg-type]
 

@@ -40,7 +40,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_un
 class Descriptor(msgspec.Struct, frozen=True, array_like=True):
     """An advertisement or a subscription: one filter of a client.
 
-    `spelling` is sql, pattern or keywords. `number` grows with each change at its broker.
+    `spelling` is sql, pattern, keywords or sigma. `number` grows with each change at its broker.
     """
 
     id: str

@@ -62,6 +62,7 @@ def _subscriptions() -> list[Subscription]:
         Subscription("like", "two", "c", sql="name LIKE '%z%' OR number IN (1, 2) OR time > '2020-01-01'"),
         Subscription("pattern", "three", "d", pattern='{"kind": [{"prefix": "x"}], "tags": ["red"]}'),
         Subscription("words", "four", "e", keywords=("sale", "red")),
+        Subscription("sigma", "five", "e", sigma='{"s": {"name|endswith": "BZ"}, "condition": "not s"}'),
     ]
 
 

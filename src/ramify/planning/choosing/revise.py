@@ -162,7 +162,7 @@ def add_subscription(
 
 
 def delete_subscription(plan: Plan, id_: str) -> Revision:
-    """The plan without one subscription; any kind of plan. `InputError` for an id that it has not.
+    """The plan without one subscription; any kind of plan. `InputError` for an unknown id.
 
     The last member of a class takes it out of every table; see the module for what becomes of it.
     """

@@ -109,7 +109,7 @@ def _new_set(trees: Trees, state: SearchState, u: Int, b: Int, c: Int) -> float:
 
 @compiled
 def _regrouped(given: SearchProblem, trees: Trees, state: SearchState, u: Int, b: Int, c: Int) -> float:
-    """C2 of sub-channel c once user u, who wants it, is at broker b."""
+    """C2 of sub-channel c once user u is at broker b; u wants c."""
     a, row = state.at[u], state.row
     whole = _new_set(trees, state, u, b, c)
     total: float = 0.0

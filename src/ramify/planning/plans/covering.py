@@ -101,9 +101,8 @@ def cover_matrix(filters: Sequence[Filter]) -> Bools:
 def _is_plain(filter_: Filter) -> bool:
     """Whether intervals of scalars say all that a filter asks."""
     return bool(filter_.boxes) and all(
-        constraint.arrays is None and not constraint.scalars.tests
+        not box.joints and all(c.arrays is None and not c.scalars.tests for _, c in box.constraints)
         for box in filter_.boxes
-        for _, constraint in box.constraints
     )
 
 

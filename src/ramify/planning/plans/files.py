@@ -72,6 +72,7 @@ class _Class(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     sql: str | None = None
     pattern: Any = None
     keywords: list[Any] | None = None
+    sigma: Any = None
 
 
 class _Axis(msgspec.Struct, forbid_unknown_fields=True):
@@ -233,6 +234,7 @@ def _class_out(classes: Classes, k: int) -> _Class:
         row.sql,
         None if row.pattern is None else json.loads(row.pattern),
         None if row.keywords is None else list(row.keywords),
+        None if row.sigma is None else json.loads(row.sigma),
     )
 
 
@@ -311,9 +313,9 @@ def _classes_in(
             raise PlanError("not a plan:", [f"class {k} is at broker {row.broker}, which is unknown"])
         pattern = None if row.pattern is None else json.dumps(row.pattern, ensure_ascii=False)
         words = None if row.keywords is None else tuple(_word(word) for word in row.keywords)
-        spelled.append(
-            Subscription(row.id, row.client, overlay.brokers[row.broker], row.sql, pattern, words)
-        )
+        sigma = None if row.sigma is None else json.dumps(row.sigma, ensure_ascii=False)
+        broker = overlay.brokers[row.broker]
+        spelled.append(Subscription(row.id, row.client, broker, row.sql, pattern, words, sigma=sigma))
         members.append(
             tuple(
                 replace(spelled[-1], id=id_, client=client, latency_ms=latency_ms)

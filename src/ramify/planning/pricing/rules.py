@@ -164,7 +164,7 @@ class Rules:
 
     def tags(self, schema: Mapping[str, AttributeType] | None = None) -> list[Filter]:
         """The filters of the residency rules, in order: bit t of a demand's tags is for filter t."""
-        return [parse_sql(rule.events, schema) for rule in self.residency]
+        return [parse_sql(rule.events, schema, strict=True) for rule in self.residency]
 
     def require_known(self, overlay: Overlay) -> "Rules":
         """These rules, or `InputError` for a broker, link, region or provider outside the overlay."""

@@ -121,7 +121,7 @@ def test_an_attribute_of_which_most_ask_for_one_value_cuts_less_well() -> None:
     assert [axis.path for axis in grid.axes] == ["n"]
 
 
-def test_a_second_attribute_is_chosen_for_those_who_do_not_ask_for_the_first() -> None:
+def test_a_second_attribute_is_chosen_for_filters_that_do_not_ask_for_the_first() -> None:
     rows = [f"n = {v}" for v in range(30)] + [f"s = 'w{v}'" for v in range(20)]
     grid = grid_for(classes_of(*rows))
     assert grid is not None

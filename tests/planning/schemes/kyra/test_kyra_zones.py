@@ -126,7 +126,7 @@ def test_without_events_subscriptions_are_the_load() -> None:
 
 @pytest.mark.parametrize(("overlay", "low", "high"), [(star(200), 0.9, 1.0), (line(200), 0.0, 0.15)])
 def test_the_exponent_is_that_of_the_tree(overlay: object, low: float, high: float) -> None:
-    """On a star an event passes who wants it and the hub; on a chain nearly everybody."""
+    """On a star an event passes its subscribers and the hub; on a chain nearly every broker."""
     tree = minimum_spanning_tree(overlay, "hops")  # type: ignore[arg-type]
     fit = fit_alpha(tree, np.random.default_rng(1))
     assert low <= fit.alpha <= high

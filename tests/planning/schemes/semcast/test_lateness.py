@@ -70,7 +70,7 @@ def require_each_once(plan: Plan, seed: int) -> None:
     few=st.booleans(),
     data=st.data(),
 )
-def test_late_is_exactly_whom_no_way_reaches_in_time(
+def test_a_subscription_is_late_exactly_if_no_way_reaches_it_in_time(
     world: World, seed: int, spec: str, few: bool, data: st.DataObject
 ) -> None:
     """And those wait no longer than they must. Nobody else pays for it: all get everything once."""

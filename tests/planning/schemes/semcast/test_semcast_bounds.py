@@ -210,7 +210,7 @@ def test_a_leg_that_is_no_way_is_a_fault() -> None:
 
 @settings(max_examples=50)
 @given(world=worlds(7), seed=st.integers(0, 3), data=st.data())
-def test_the_late_are_those_whom_an_event_may_reach_too_late(
+def test_a_subscription_is_late_if_an_event_may_reach_it_too_late(
     world: World, seed: int, data: st.DataObject
 ) -> None:
     problem = bounded(world, data)
@@ -299,7 +299,7 @@ def test_changes_keep_every_bound_and_leave_nobody_out(
     seed: int,
     data: st.DataObject,
 ) -> None:
-    """Whoever stays gets nothing later; a newcomer is in time, or named, or waits for another plan."""
+    """A subscription that stays gets nothing later; a newcomer is in time, named, or waits for a plan."""
     problem = bounded(world, data)
     plan = make_plan(spec, problem, seed)
     for number, (broker, which, leave, bound) in enumerate(steps):
@@ -339,7 +339,7 @@ def test_changes_keep_every_bound_and_leave_nobody_out(
 
 
 def require_must_move(plan: Plan, row: Subscription) -> None:
-    """Only one who joins a class that is served already, and late for it, has to wait for a plan."""
+    """Only a newcomer to a class that is served already, and late for it, has to wait for a plan."""
     _, k = plan.classes.with_subscription(row, plan.overlay)
     assert any((channel.serves.classes == k).any() for channel in plan.channels)
     assert row.latency_ms is not None
@@ -387,7 +387,7 @@ def require_messages_make_it(before: Plan, after: Plan, seed: int) -> None:
 def test_a_plan_that_refuses_never_has_anybody_late(
     world: World, steps: list[tuple[int, int, bool, float | None]], seed: int
 ) -> None:
-    """Refused is exactly who no channel could reach in time, or whose class has its place already."""
+    """A newcomer is refused exactly if no channel reaches it in time, or its class has a place."""
     plan = make_plan("semcast-delay:late=refuse", world.problem, seed)
     fastest = all_pairs(world.overlay, "latency").distance
     for number, (broker, which, leave, bound) in enumerate(steps):
@@ -452,7 +452,7 @@ def test_a_newcomer_climbs_to_an_ancestor_that_keeps_its_bound() -> None:
         soon = joined(plan, Subscription("n", "n", "g", sql="x = 1", latency_ms=bound))
         assert soon.added == {0: ((above, 3),)}
         assert soon.late is None
-        # up from g to b, b asks its parent, which may ask its own; who can hangs g below itself
+        # up from g to b, b asks its parent, which may ask its own; the first that can hangs g below itself
         counts = {"Join": 1, "Climb": climbs, "Graft": 1, "Adopt": 1, "Settle": 1}
         assert tree_messages(plan, soon.plan) == counts
     late = joined(plan, Subscription("n", "n", "g", sql="x = 1", latency_ms=3.0))

@@ -30,7 +30,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Movement:
-    """Who is whose proxy.
+    """Which broker is the proxy of which subscriptions.
 
     Attributes
     ----------
