@@ -58,6 +58,7 @@ from ramify.overlay.live.host.site import BrokerSite
 from ramify.overlay.live.wire.pull import PulledMessage, Puller
 from ramify.overlay.live.wire.security import INFO, ClientRole, NeighbourRole, RouterRole
 from ramify.overlay.live.wire.streams import Sizes, connect, ensure_consumer, ensure_lanes, ensure_streams
+from ramify.overlay.live.wire.tasks import run_to_end
 from ramify.overlay.routing.router import RoutingPlan
 from ramify.planning.demand.classes import Classes
 
@@ -95,11 +96,11 @@ def main() -> None:
     options.add_argument("--memory", metavar="DIRECTORY", help=argparse.SUPPRESS)
     asked = options.parse_args()
     if asked.memory:
-        print(json.dumps(asyncio.run(memory_of_broker(Path(asked.memory)))))
+        print(json.dumps(run_to_end(memory_of_broker(Path(asked.memory)))))
         return
     result: dict[str, Any] = {"quick": asked.quick}
     with tempfile.TemporaryDirectory(prefix="ramify-overlay-") as directory:
-        result |= asyncio.run(live_figures(Path(directory), asked.quick))
+        result |= run_to_end(live_figures(Path(directory), asked.quick))
         result |= in_own_process(Path(directory), events=2000 if asked.quick else 10_000)
     missed = [key for key, (limit, most) in LIMITS.items() if (result[key] > limit) == most]
     for key in missed:

@@ -1,6 +1,5 @@
 """README.md is true: its Python runs, its commands exist, its links lead somewhere."""
 
-import asyncio
 import importlib.util
 import json
 import re
@@ -16,6 +15,7 @@ from ramify.cli.messages import as_published
 from ramify.content.events.events import batch_to_events
 from ramify.content.events.readers import read_events
 from ramify.content.filters.sql import parse_sql
+from ramify.overlay.live.wire.tasks import run_to_end
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -67,7 +67,7 @@ def test_the_example_of_a_client_tells_of_a_publish_that_was_refused() -> None:
             return SimpleNamespace(data=json.dumps(answer).encode())
 
     with pytest.raises(SystemExit, match="not published: maximum bytes exceeded"):
-        asyncio.run(example.publish(Full(), "alice", {"source": "s", "id": "1"}))
+        run_to_end(example.publish(Full(), "alice", {"source": "s", "id": "1"}))
 
 
 def test_the_make_targets_exist() -> None:

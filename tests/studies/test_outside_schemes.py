@@ -1,7 +1,6 @@
 """Schemes from outside the package: registered by a call, or offered by a distribution. The code is that
 of docs/how-to/new-scheme.md."""
 
-import asyncio
 import json
 import os
 import re
@@ -22,6 +21,7 @@ import ramify
 from project import ROOT
 from ramify.cli import app
 from ramify.overlay.live.coordinator.coordinator import make_in_process
+from ramify.overlay.live.wire.tasks import run_to_end
 from ramify.planning.choosing.replan import ReplanJob, grown, spec_of
 from ramify.planning.schemes import outside
 from ramify.planning.schemes.baselines import broadcast, mst
@@ -130,7 +130,7 @@ def test_a_running_plan_of_an_installed_scheme_is_planned_anew_by_it() -> None:
     assert spec.partition(":")[0] == "toy"
     wanted = {row.id: row for members in plan.classes.members for row in members}
     job = ReplanJob(grown(plan, wanted), [spec])
-    found = asyncio.run(make_in_process(job, 120.0))
+    found = run_to_end(make_in_process(job, 120.0))
     assert found.plan is not None, found.tried
     assert found.plan.scheme == "toy"
     assert found.plan.classes.class_of == plan.classes.class_of

@@ -15,6 +15,7 @@ from pathlib import Path
 from ramify.overlay.control.steps import Node
 from ramify.overlay.live.broker.broker import Broker
 from ramify.overlay.live.host.site import BrokerSite
+from ramify.overlay.live.wire.tasks import run_to_end
 from ramify.overlay.routing.router import RoutingPlan
 from ramify.planning.plans.files import read_plan
 from running import SMALL
@@ -40,4 +41,4 @@ async def main(directory: Path, home: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
+    run_to_end(main(Path(sys.argv[1]), Path(sys.argv[2])))

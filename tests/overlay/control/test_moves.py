@@ -1,7 +1,6 @@
 """Moves of clients, without any wire: whatever happens in whatever order, a move ends in one way, and what
 the client reads is what was published."""
 
-import asyncio
 import itertools
 import json
 import random
@@ -44,6 +43,7 @@ from ramify.overlay.live.broker.moves import Porter
 from ramify.overlay.live.coordinator.collector import PUBLISHERS
 from ramify.overlay.live.coordinator.suggestions import suggest
 from ramify.overlay.live.wire.store import Store
+from ramify.overlay.live.wire.tasks import run_to_end
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.files import decode_plan
@@ -646,7 +646,7 @@ def test_who_asks_where_it_was_is_sent_on_though_the_next_move_has_begun(early: 
             return [told] if told is not None else []
         return asked.told
 
-    (answer,) = asyncio.run(scenario())
+    (answer,) = run_to_end(scenario())
     assert answer.error is not None
     assert (answer.error.code, answer.error.broker) == ("moved", "b")
 
@@ -661,6 +661,6 @@ def test_an_offer_is_handed_out_once_where_the_client_is() -> None:
         await here._heard("moves.c", encode(offer))
         return asked.told, other.told
 
-    told, others = asyncio.run(scenario())
+    told, others = run_to_end(scenario())
     assert [answer.move for answer in told] == [offer]
     assert others == []

@@ -9,6 +9,7 @@ import pytest
 from ramify.overlay.live.broker import inputs as inputs_module
 from ramify.overlay.live.broker.inputs import CLIENTS, Input, Inputs, reached
 from ramify.overlay.live.wire.pull import PulledMessage
+from ramify.overlay.live.wire.tasks import run_to_end
 
 
 class Buffer:
@@ -51,7 +52,7 @@ def gathered(made: Inputs, positions: dict[str, int], begun: dict[str, int] | No
     async def gather() -> list[Any]:
         return made.gather(positions, begun, most)
 
-    return asyncio.run(gather())
+    return run_to_end(gather())
 
 
 def test_a_step_takes_the_next_in_order_within_its_bounds() -> None:

@@ -39,6 +39,7 @@ from ramify.overlay.live.broker.plan_cache import PlanCache
 from ramify.overlay.live.host.metrics import BrokerMetrics, metrics_text, serve_metrics
 from ramify.overlay.live.wire.security import ClientRole
 from ramify.overlay.live.wire.streams import Endpoint, connect
+from ramify.overlay.live.wire.tasks import run_to_end
 from ramify.overlay.routing.router import Router, RoutingPlan
 from ramify.planning.choosing.revise import add_subscription
 from ramify.planning.demand.demand import Demand
@@ -75,7 +76,7 @@ def test_plans_are_switched_under_load_drained_and_retired(tmp_path: Path) -> No
             assert live.leader.epochs.state(1) is EpochStage.RETIRED
             assert live.plans.read == len(plans), "brokers of a process share what they read"
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 def test_counts_by_epoch_are_those_of_the_simulator(tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ def test_counts_by_epoch_are_those_of_the_simulator(tmp_path: Path) -> None:
             fetched = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=240).read())
             assert b"ramify_frames_total" in fetched
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 def test_without_the_control_server_nothing_is_routed_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_without_the_control_server_nothing_is_routed_and_nothing_is_lost(tmp_pa
             assert live.wires.delivered == expected(WORLD, "/dark")
             await live.until(lambda: live.leader.epochs.registered == set(live.brokers))
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 def test_a_lease_that_was_lost_is_taken_in_a_new_session_that_must_catch_up(tmp_path: Path) -> None:
@@ -155,7 +156,7 @@ def test_a_lease_that_was_lost_is_taken_in_a_new_session_that_must_catch_up(tmp_
             await live.wires.until(len(WORLD.wanted()))
             assert live.wires.delivered == expected(WORLD, "/x")
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 def test_a_broker_that_missed_changes_routes_only_after_them(tmp_path: Path) -> None:
@@ -183,7 +184,7 @@ def test_a_broker_that_missed_changes_routes_only_after_them(tmp_path: Path) -> 
             assert live.wires.delivered == expected(WORLD, "/away")
             await live.until(lambda: live.leader.epochs.live == (2,))
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 def test_what_was_sent_is_never_reported_too_low_after_a_restart(tmp_path: Path) -> None:
@@ -204,7 +205,7 @@ def test_what_was_sent_is_never_reported_too_low_after_a_restart(tmp_path: Path)
             report = next(r for r in live.leader.reports if r.broker == name and r.round)
             assert {key: report.sent[key] for key in before} == before
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 def test_a_second_router_of_a_broker_takes_over_and_the_first_ends(tmp_path: Path) -> None:
@@ -225,7 +226,7 @@ def test_a_second_router_of_a_broker_takes_over_and_the_first_ends(tmp_path: Pat
             await live.wires.until(len(WORLD.wanted()))
             assert live.wires.delivered == expected(WORLD, "/x")
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 def test_a_change_of_the_plan_counts_once_it_is_confirmed(tmp_path: Path) -> None:
@@ -260,7 +261,7 @@ def test_a_change_of_the_plan_counts_once_it_is_confirmed(tmp_path: Path) -> Non
             assert live.wires.delivered == expected(WORLD, "/without")
             assert live.plans.read == 1, "a revision does not read the plan again"
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 def test_a_later_base_of_an_epoch_is_read_only_where_the_epoch_is_not_held() -> None:
@@ -303,7 +304,7 @@ def test_a_later_base_of_an_epoch_is_read_only_where_the_epoch_is_not_held() -> 
         assert len({id(each) for each in many}) == 1
         assert fresh.read == 1
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 def test_lanes_are_reported_only_with_no_step_begun_and_unfinished() -> None:
@@ -327,7 +328,7 @@ def test_lanes_are_reported_only_with_no_step_begun_and_unfinished() -> None:
         assert governed._lanes.sent == {("v1", 2): 9, ("v1", 3): 12}
         assert governed._lanes.committed == {("v1", 2): 4, ("v1", 3): 4}
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 # ----------------------------------------------------------------------------------------------- requests
@@ -369,7 +370,7 @@ def test_requests_are_checked_passed_on_and_answered(tmp_path: Path) -> None:
             assert len(live.leader.asked) == count, "nonsense stays here"
             assert live.brokers[broker].status().routing
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 WIDE = " AND ".join(f"(a{i} = 1 OR b{i} = 2)" for i in range(16))

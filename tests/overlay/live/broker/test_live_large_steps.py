@@ -1,6 +1,5 @@
 """Steps of more messages than one write can have are cut between events, never between neighbours."""
 
-import asyncio
 import random
 from collections import Counter
 from pathlib import Path
@@ -20,6 +19,7 @@ from ramify.overlay.control.output import Output
 from ramify.overlay.live.broker import log as log_module
 from ramify.overlay.live.broker.inputs import CLIENTS, ROWS_POSITION
 from ramify.overlay.live.broker.log import OutLog, WriteRefusedError
+from ramify.overlay.live.wire.tasks import run_to_end
 from ramify.planning.schemes.catalog import make_plan
 from running import crossings, running, seeded_world
 from worlds import World
@@ -56,7 +56,7 @@ def test_a_batch_of_many_trees_is_routed_in_parts_once_each(
             assert live.delivered == Counter(dict.fromkeys(wanted, 1))
             assert live.messages() == crossings(plan, world)
 
-    asyncio.run(run())
+    run_to_end(run())
     assert stops[True] > 3, "no batch was cut"
 
 
@@ -87,7 +87,7 @@ def test_a_client_may_have_more_subscriptions_than_a_step_has_messages(
             assert not live.failed(), live.failed()
             assert live.delivered == Counter(dict.fromkeys(wanted, 1))
 
-    asyncio.run(run())
+    run_to_end(run())
 
 
 def test_an_event_that_the_server_refuses_is_rejected_and_the_others_go_on(
@@ -115,7 +115,7 @@ def test_an_event_that_the_server_refuses_is_rejected_and_the_others_go_on(
             assert live.delivered == Counter({pair: 1 for pair in wanted if pair[0] != bad})
             assert sum(broker.counters.rejects for broker in live.brokers.values()) == 1
 
-    asyncio.run(run())
+    run_to_end(run())
 
 
 def test_what_a_neighbour_gets_is_decided_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

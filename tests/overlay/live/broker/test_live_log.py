@@ -1,6 +1,5 @@
 """The fenced log: one writer, whole writes, steps that survive a crash in their middle, purging."""
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from ramify.overlay.live.broker.log import FencedError, LogFullError, OutLog, Su
 from ramify.overlay.live.host.site import BrokerSite
 from ramify.overlay.live.wire.security import RouterRole
 from ramify.overlay.live.wire.streams import Sizes, api, connect, ensure_streams
+from ramify.overlay.live.wire.tasks import run_to_end
 
 SMALL = Sizes(published=1 << 20, out=1 << 20, rejected=1 << 20, samples=1 << 20)
 
@@ -40,7 +40,7 @@ def with_server(directory: Path, what: Callable[[Nats], Awaitable[None]]) -> Non
         async with server(directory) as connection:
             await what(connection)
 
-    asyncio.run(run())
+    run_to_end(run())
 
 
 def outputs(*lanes: str) -> list[Output]:

@@ -23,6 +23,7 @@ from ramify.overlay.control.records import (
 )
 from ramify.overlay.live.broker.quotas import Allowance, UnreadBytes, lane_bytes, overdue
 from ramify.overlay.live.wire.streams import api
+from ramify.overlay.live.wire.tasks import run_to_end
 from ramify.planning.schemes.catalog import make_plan
 from running import seeded_world
 from worlds import World
@@ -116,7 +117,7 @@ def play(directory: Path, record: ClientRecord, scenario: Callable[[Overseen], A
             await live.routing(await live.leader.propose(make_plan("mult", WORLD.problem, 1)))
             await scenario(live)
 
-    asyncio.run(bounded())
+    run_to_end(bounded())
 
 
 async def lane(live: Overseen) -> tuple[int, dict[str, str]]:

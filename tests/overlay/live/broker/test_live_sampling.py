@@ -15,6 +15,7 @@ from ramify.overlay.control.frames import decode_events
 from ramify.overlay.control.names import token
 from ramify.overlay.live.broker.sampler import Sampler, chosen, sampled
 from ramify.overlay.live.wire.streams import connect, ensure_samples
+from ramify.overlay.live.wire.tasks import run_to_end
 from ramify.planning.schemes.catalog import make_plan
 from running import seeded_world
 
@@ -94,7 +95,7 @@ def test_what_brokers_ship_is_the_choice_among_what_was_published(tmp_path: Path
         finally:
             await live.stop()
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 def test_what_got_no_answer_is_sent_again_and_stored_once(tmp_path: Path) -> None:
@@ -113,7 +114,7 @@ def test_what_got_no_answer_is_sent_again_and_stored_once(tmp_path: Path) -> Non
             assert await stored(live) == Counter(e.id for e in WORLD.events)
             await connection.close()
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 def test_what_waits_is_bounded() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from lane_server import LaneServer, lane_server
 from ramify.overlay.live.client.blocking import _Loop
+from ramify.overlay.live.wire.tasks import run_to_end
 
 PROGRAM = """
 import sys
@@ -105,4 +106,4 @@ def test_an_interrupt_anywhere_leaves_no_task_and_no_closed_loop_behind(tmp_path
         async with asyncio.timeout(240), lane_server(tmp_path) as at:
             await scenario(at)
 
-    asyncio.run(run())
+    run_to_end(run())

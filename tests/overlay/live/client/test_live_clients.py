@@ -50,6 +50,7 @@ from ramify.overlay.live.client.lane import LaneClient, LaneReader
 from ramify.overlay.live.client.outbox import outgoing
 from ramify.overlay.live.wire.pull import PulledMessage
 from ramify.overlay.live.wire.security import ClientRole, new_user, read_seed
+from ramify.overlay.live.wire.tasks import run_to_end
 from ramify.planning.schemes.catalog import make_plan
 from running import seeded_world
 
@@ -65,7 +66,7 @@ def on_server(directory: Path, scenario: Callable[[LaneServer], Awaitable[None]]
         async with asyncio.timeout(110), lane_server(directory) as at:
             await scenario(at)
 
-    asyncio.run(run())
+    run_to_end(run())
 
 
 async def take(subscription: object, count: int) -> list[str]:
@@ -511,7 +512,7 @@ def test_whatever_comes_first_each_number_is_taken_once_and_in_order(first: list
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lane, "LANE_GAP_S", 0.01)
-        asyncio.run(scenario())
+        run_to_end(scenario())
 
 
 async def _yes() -> bool:
@@ -537,7 +538,7 @@ def test_a_gap_is_closed_by_a_reset_alone() -> None:
             assert [(await reader.take()).number for _ in range(3)] == [1, 2, 3]
         assert puller.resets == 1
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 # -------------------------------------------------------------------------------------------- suspension
@@ -858,7 +859,7 @@ def test_what_is_acknowledged_is_delivered_whatever_the_types(tmp_path: Path) ->
         async with asyncio.timeout(110):
             await scenario()
 
-    asyncio.run(run())
+    run_to_end(run())
     assert got == {event["id"]: json.dumps(event["data"], separators=(",", ":")).encode() for event in made}
 
 
@@ -906,7 +907,7 @@ def test_over_real_brokers_every_subscription_gets_what_it_wants_once(tmp_path: 
         async with asyncio.timeout(110):
             await scenario()
 
-    asyncio.run(run())
+    run_to_end(run())
 
 
 def test_the_client_that_uses_nothing_of_ours_publishes_and_reads(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from ramify.overlay.control.frames import encode_events
 from ramify.overlay.live.coordinator.collector import Collector, CollectorConfig, _tables
 from ramify.overlay.live.host.server import Server, ServerConfig
 from ramify.overlay.live.wire.streams import api, connect, ensure_samples
-from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.overlay.live.wire.tasks import end_tasks, run_to_end
 
 LIMIT_S = 240.0
 
@@ -90,7 +90,7 @@ def play(directory: Path, scenario: Callable[[Site], Awaitable[None]]) -> None:
             await site.end()
             await server.stop()
 
-    asyncio.run(bounded())
+    run_to_end(bounded())
 
 
 def test_every_sample_lands_once_through_crashes(tmp_path: Path) -> None:
@@ -201,4 +201,4 @@ def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     config = CollectorConfig("k0", None, tmp_path / "file" / "below")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="directory for samples"):
-        asyncio.run(Collector(config).run())
+        run_to_end(Collector(config).run())

@@ -22,7 +22,7 @@ from ramify.overlay.live.coordinator.coordinator import Coordinator, Coordinator
 from ramify.overlay.live.coordinator.term import Term
 from ramify.overlay.live.host.server import Server, ServerConfig
 from ramify.overlay.live.wire.store import Store
-from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.overlay.live.wire.tasks import end_tasks, run_to_end
 from ramify.planning.choosing.replan import ReplanJob
 from ramify.planning.demand.demand import Demand
 from ramify.planning.demand.tally import tally
@@ -94,7 +94,7 @@ def play(directory: Path, scenario: Callable[[Scene], Awaitable[None]]) -> None:
             await scene.end()
             await server.stop()
 
-    asyncio.run(bounded())
+    run_to_end(bounded())
 
 
 def agree(term: Term, brokers: dict[str, Obedient]) -> None:

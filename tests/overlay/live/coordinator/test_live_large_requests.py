@@ -29,7 +29,7 @@ from ramify.overlay.live.coordinator import term
 from ramify.overlay.live.coordinator.coordinator import Coordinator, CoordinatorConfig
 from ramify.overlay.live.host.server import Server, ServerConfig
 from ramify.overlay.live.wire.store import Store
-from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.overlay.live.wire.tasks import end_tasks, run_to_end
 from ramify.planning.plans.files import encode_plan
 from ramify.planning.schemes.catalog import make_plan
 from running import seeded_world
@@ -128,7 +128,7 @@ def play(directory: Path, scenario, *, max_payload: int = 8 << 20) -> None:  # t
             await ask_.close()
             await server.stop()
 
-    asyncio.run(bounded())
+    run_to_end(bounded())
 
 
 def test_a_client_whose_record_would_be_too_long_is_refused_and_the_leader_stays(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_first_plan_with_a_record_that_no_server_takes_is_an_error(tmp_path: P
         finally:
             await server.stop()
 
-    asyncio.run(bounded())
+    run_to_end(bounded())
 
 
 def test_the_limit_leaves_room_in_a_message_of_the_default_size() -> None:

@@ -24,7 +24,7 @@ from ramify.overlay.live.host.server import Server, ServerConfig
 from ramify.overlay.live.wire.security import ClientRole, accounts_config, new_user
 from ramify.overlay.live.wire.store import Store
 from ramify.overlay.live.wire.streams import Endpoint
-from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.overlay.live.wire.tasks import end_tasks, run_to_end
 from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.plan import Plan
 from ramify.planning.pricing.rules import Rules
@@ -126,7 +126,7 @@ def test_the_key_of_another_kind_of_user_is_told_and_not_met_with_silence(tmp_pa
         finally:
             await server.stop()
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 def test_the_standby_takes_over_when_the_leader_is_killed(tmp_path: Path) -> None:

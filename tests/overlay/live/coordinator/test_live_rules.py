@@ -47,7 +47,7 @@ from ramify.overlay.live.coordinator.moves import MoveConductor
 from ramify.overlay.live.coordinator.samples import SampleWindow
 from ramify.overlay.live.coordinator.term import Term
 from ramify.overlay.live.wire.streams import Endpoint
-from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.overlay.live.wire.tasks import end_tasks, run_to_end
 from ramify.planning.choosing.replan import ReplanJob, ReplanResult, make_plans
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
@@ -466,7 +466,7 @@ def test_a_move_with_which_the_plan_breaks_a_rule_is_declined_with_the_rule() ->
         return conductor.moves["r"], changed
 
     book = at_home(CHEAP)
-    move, changed = asyncio.run(moved(book))
+    move, changed = run_to_end(moved(book))
     assert (move.phase, changed) == (DECLINED, False)
     assert "breaks residency: gdpr" in move.why
     assert book.epochs.wanted == 1
@@ -475,7 +475,7 @@ def test_a_move_with_which_the_plan_breaks_a_rule_is_declined_with_the_rule() ->
     assert raised.value.names == ("residency: gdpr",)
 
     free = at_home(DEAR)
-    move, changed = asyncio.run(moved(free))
+    move, changed = run_to_end(moved(free))
     assert (move.phase, changed) == (REPLICATED, True)
     assert free.head.at == {"r": "d"}
 
@@ -516,7 +516,7 @@ def test_of_clients_that_move_together_one_that_needs_another_plan_waits_for_it(
         changed = await conductor.step()
         return conductor.moves, changed
 
-    moves, changed = asyncio.run(moved())
+    moves, changed = run_to_end(moved())
     assert (moves["r"].phase, moves["s"].phase, changed) == (DECLINED, REPLICATED, False)
     assert "breaks residency: gdpr" in moves["r"].why
 
@@ -549,7 +549,7 @@ def test_demand_counted_under_other_rules_is_dropped() -> None:
         conductor = MoveConductor(Written(), book, make, "mst", lambda: None)  # type: ignore[arg-type]
         return (await conductor._plan({"r": "d"}))[1]
 
-    assert asyncio.run(planned()) is None, "the rules changed while the plan was made"
+    assert run_to_end(planned()) is None, "the rules changed while the plan was made"
     assert book.head.demand is None
 
 
@@ -584,7 +584,7 @@ def test_rules_whose_first_write_failed_are_written_by_the_next_term() -> None:
         assert (await coordinator._rules(stores, plan)).rules == GDPR
         assert len(store.written) == 1, "once is enough"
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 # ------------------------------------------------------------------------------------ newcomers' groups

@@ -15,6 +15,7 @@ from ramify.overlay.live.host.machine import Machine, StreamProbe
 from ramify.overlay.live.host.server import Server, Supervisor
 from ramify.overlay.live.wire.security import ControlRole
 from ramify.overlay.live.wire.streams import api, connect
+from ramify.overlay.live.wire.tasks import run_to_end
 
 
 async def stop(machine: Machine) -> None:
@@ -62,7 +63,7 @@ def test_a_control_server_that_lives_and_does_not_answer_is_started_again(tmp_pa
         finally:
             await stop(machine)
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 @pytest.mark.usefixtures("hasty")
@@ -88,7 +89,7 @@ def test_a_probe_whose_stream_is_gone_makes_it_again(tmp_path: Path) -> None:
         finally:
             await stop(machine)
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 @pytest.mark.usefixtures("hasty")
@@ -113,4 +114,4 @@ def test_probes_go_where_a_server_is_when_its_old_port_is_taken(tmp_path: Path) 
             await stop(again)
             squatter.close()
 
-    asyncio.run(scenario())
+    run_to_end(scenario())

@@ -29,6 +29,7 @@ from ramify.overlay.live.host.server import (
     render,
 )
 from ramify.overlay.live.wire.security import ClientRole, KeyPair, Tls, accounts_config, new_user
+from ramify.overlay.live.wire.tasks import run_to_end
 
 ROUTER = new_user()
 ACCOUNTS = accounts_config(ROUTER.public, {}, {})
@@ -45,7 +46,7 @@ def play(server: Server, scenario: Callable[[], Awaitable[None]]) -> None:
         finally:
             await server.stop()
 
-    asyncio.run(bounded())
+    run_to_end(bounded())
 
 
 async def router(server: Server, pair: KeyPair = ROUTER, **options: object) -> Connection:
@@ -210,7 +211,7 @@ async def main():
     await server.start()
     print(server.pid, flush=True)
     await asyncio.sleep(60)
-asyncio.run(main())
+run_to_end(main())
 """
 
 
@@ -226,7 +227,7 @@ def test_the_server_dies_with_its_parent(tmp_path: Path) -> None:
         assert runs(pid)
         parent.kill()
         parent.wait()
-        asyncio.run(until(lambda: not runs(pid)))
+        run_to_end(until(lambda: not runs(pid)))
     finally:
         parent.kill()
         parent.communicate()

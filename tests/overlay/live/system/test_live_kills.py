@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from project import ROOT, SUPPORT
+from ramify.overlay.live.wire.tasks import run_to_end
 from ramify.planning.plans.files import write_plan
 from ramify.planning.schemes.catalog import make_plan
 from running import Running, seeded_world
@@ -135,4 +136,4 @@ def test_kills_stops_and_switches_lose_and_double_nothing(tmp_path: Path) -> Non
             routers.stop_all()
             await live.stop()
 
-    asyncio.run(scenario())
+    run_to_end(scenario())

@@ -32,7 +32,7 @@ from ramify.overlay.live.host.broker_files import (
 )
 from ramify.overlay.live.wire.security import ClientRole, NeighbourRole, Role, RouterRole
 from ramify.overlay.live.wire.streams import api, connect
-from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.overlay.live.wire.tasks import end_tasks, run_to_end
 from ramify.overlay.matchmaking.places import PER_SOURCE, SHARED, places_of_overlay
 from ramify.overlay.matchmaking.simulate import MatchNetwork
 from ramify.overlay.matchmaking.step import OUTSIDE_ADVERTISEMENT
@@ -246,7 +246,7 @@ def test_events_reach_exactly_their_matches_and_those_outside_are_rejected(
             assert total.total() > 50
             assert sum(made.broker.counters.strays for made in live.made.values()) == 0
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 @pytest.mark.parametrize("trees", [SHARED, PER_SOURCE])
@@ -306,7 +306,7 @@ def test_routers_and_servers_that_end_lose_and_double_nothing(tmp_path: Path, tr
             assert of_kept == {pair: n for pair, n in expected.items() if pair[1] in kept}
             assert not await live.rejected()
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 def _of(row: Subscription) -> FilterText:
@@ -355,7 +355,7 @@ def test_what_was_published_before_an_advertisement_ends_is_routed(tmp_path: Pat
             assert not await live.rejected()
             assert not any(made.node.match.state.channels for made in live.made.values())
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 class Processes:
@@ -444,7 +444,7 @@ def test_processes_that_are_killed_go_on_and_the_client_library_works(tmp_path: 
             processes.end()
             await live.stop()
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 def client(live: Matching, name: str) -> Any:

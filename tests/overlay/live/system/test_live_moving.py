@@ -23,7 +23,7 @@ from ramify.overlay.live.client.client import Client, Offer, RefusedError, Suspe
 from ramify.overlay.live.host.machine import Machine
 from ramify.overlay.live.host.move_requests import follow, request_move
 from ramify.overlay.live.wire.store import Store
-from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.overlay.live.wire.tasks import end_tasks, run_to_end
 
 LIMIT_S = 240.0
 READERS = {"kept": "v0", "loop": "v2", "still": "v1", "blocking": "v4"}
@@ -306,7 +306,7 @@ def test_numbers_go_on_from_lane_to_lane_and_each_finds_its_place_again(tmp_path
                     with pytest.raises(LiveError, match="were acknowledged before: go on after 3"):
                         await take(client, 1, 1)
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 def test_unread_deliveries_that_a_broker_gave_up_after_the_move_are_told_and_reading_goes_on(
@@ -333,7 +333,7 @@ def test_unread_deliveries_that_a_broker_gave_up_after_the_move_are_told_and_rea
                 await home.until(lambda state: state["num_pending"] == state["num_ack_pending"] == 0)
                 await end_tasks([reading])
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 # ------------------------------------------------------------------------------------- whole overlays

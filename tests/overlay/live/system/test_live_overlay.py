@@ -1,11 +1,11 @@
 """The live overlay does what the simulator says: the same messages on every link, the same deliveries."""
 
-import asyncio
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from ramify.overlay.live.wire.tasks import run_to_end
 from ramify.planning.schemes.catalog import make_plan
 from running import crossings, running, seeded_world
 
@@ -45,4 +45,4 @@ def test_live_equals_simulated_for_several_schemes(
                 assert live.messages() - before == expected, spec
                 assert live.delivered == Counter({(f"{e}/{spec}", s): 1 for e, s in wanted}), spec
 
-    asyncio.run(compare())
+    run_to_end(compare())

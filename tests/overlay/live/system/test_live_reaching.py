@@ -15,7 +15,7 @@ from ramify.overlay.live.coordinator.coordinator import Coordinator, Coordinator
 from ramify.overlay.live.host.server import Server, ServerConfig, free_port
 from ramify.overlay.live.wire.security import ControlRole, new_user
 from ramify.overlay.live.wire.streams import Endpoint, sparing
-from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.overlay.live.wire.tasks import end_tasks, run_to_end
 from running import SMALL
 
 LIMIT_S = 240.0
@@ -48,7 +48,7 @@ def test_a_coordinator_that_cannot_connect_says_why_and_then_leads(
             await end_tasks([running])
             await server.stop()
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 def test_a_coordinator_with_a_key_that_nobody_knows_says_so(
@@ -66,7 +66,7 @@ def test_a_coordinator_with_a_key_that_nobody_knows_says_so(
             await end_tasks([running])
             await server.stop()
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 def test_a_broker_that_cannot_reach_control_says_so(
@@ -83,7 +83,7 @@ def test_a_broker_that_cannot_reach_control_says_so(
         finally:
             await end_tasks([reaching])
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 def test_the_same_reason_is_said_once_in_a_while_and_another_at_once() -> None:

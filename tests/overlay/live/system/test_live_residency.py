@@ -17,7 +17,7 @@ from ramify.overlay.live.client.client import Client
 from ramify.overlay.live.host.directory import Directory
 from ramify.overlay.live.host.machine import Machine, MachineConfig
 from ramify.overlay.live.host.overview import Overview
-from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.overlay.live.wire.tasks import end_tasks, run_to_end
 from ramify.planning.choosing.judgement import faults
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
@@ -179,4 +179,4 @@ def test_events_under_a_rule_never_cross_a_forbidden_broker(tmp_path: Path) -> N
                 await west.close()
                 await east.close()
 
-    asyncio.run(scenario())
+    run_to_end(scenario())

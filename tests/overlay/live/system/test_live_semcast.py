@@ -26,7 +26,7 @@ from ramify.overlay.live.host.directory import COORDINATOR, Directory
 from ramify.overlay.live.host.machine import Machine, MachineConfig
 from ramify.overlay.live.host.overview import Overview
 from ramify.overlay.live.wire.store import Store
-from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.overlay.live.wire.tasks import end_tasks, run_to_end
 from ramify.planning.demand.classes import Classes
 from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.files import decode_plan, read_plan, write_plan
@@ -113,7 +113,7 @@ def test_channels_change_under_load_and_brokers_between_match_nothing(tmp_path: 
                 for client in clients.values():
                     await client.close()
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 DRIFTING = {"w": "v0", "w4": "v4", "r1": "v1", "r3": "v3"}
@@ -192,7 +192,7 @@ def test_a_coordinator_reorganises_channels_by_its_own_samples_under_load(tmp_pa
                 for client in clients.values():
                     await client.close()
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 async def _check_counters(machine: Machine) -> None:

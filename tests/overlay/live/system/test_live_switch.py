@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ramify.overlay.live.wire.tasks import run_to_end
 from ramify.overlay.routing.router import RoutingPlan
 from ramify.planning.schemes.catalog import make_plan
 from running import Running, running, seeded_world
@@ -109,4 +110,4 @@ def test_a_switch_between_any_two_schemes_loses_and_doubles_nothing(
             assert live.delivered == expected
             assert not live.failed(), live.failed()
 
-    asyncio.run(scenario())
+    run_to_end(scenario())

@@ -36,6 +36,7 @@ from ramify.overlay.live.wire.security import (
     quote,
     tls_config,
 )
+from ramify.overlay.live.wire.tasks import run_to_end
 
 ODD = "zoë *.> x"
 """A name that would break subjects if it were not made a token."""
@@ -128,12 +129,12 @@ async def state(router: Connection) -> dict[str, dict[str, int]]:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     world = World(tmp_path_factory.mktemp("security"))
-    asyncio.run(world.server.start())
+    run_to_end(world.server.start())
     try:
-        asyncio.run(world.prepare())
+        run_to_end(world.prepare())
         yield world
     finally:
-        asyncio.run(world.server.stop())
+        run_to_end(world.server.stop())
 
 
 def play(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -141,7 +142,7 @@ def play(scenario: Callable[[], Awaitable[None]]) -> None:
         async with asyncio.timeout(240):
             await scenario()
 
-    asyncio.run(bounded())
+    run_to_end(bounded())
 
 
 # What is allowed works.

@@ -18,7 +18,7 @@ from ramify.overlay.live.wire import store as module
 from ramify.overlay.live.wire.security import ControlRole, accounts_config, new_user
 from ramify.overlay.live.wire.store import INITIAL, ConflictError, KeyChange, Lease, Store
 from ramify.overlay.live.wire.streams import Endpoint
-from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.overlay.live.wire.tasks import end_tasks, run_to_end
 
 KEYS = {f"c{i}": new_user() for i in range(3)}
 ACCOUNTS = accounts_config(new_user().public, {}, {}, {name: pair.public for name, pair in KEYS.items()})
@@ -59,7 +59,7 @@ def play(directory: Path, scenario: Callable[[Site], Awaitable[None]]) -> None:
         finally:
             await site.end()
 
-    asyncio.run(bounded())
+    run_to_end(bounded())
 
 
 class Watcher:

@@ -37,7 +37,7 @@ def test_a_swallowed_cancellation_is_repeated() -> None:
         assert all(task.done() for task in tasks)
         assert isinstance(tasks[1].exception(), ValueError)
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
     assert deaf.heard == 3
 
 

@@ -28,7 +28,7 @@ from ramify.overlay.live.host.server import Server, ServerConfig
 from ramify.overlay.live.host.site import BrokerSite
 from ramify.overlay.live.wire.security import ClientRole, ControlRole, NeighbourRole, RouterRole
 from ramify.overlay.live.wire.streams import Endpoint, api, connect
-from ramify.overlay.live.wire.tasks import end_tasks
+from ramify.overlay.live.wire.tasks import end_tasks, run_to_end
 from ramify.overlay.live.wire.tls import TlsFiles
 from running import SMALL
 
@@ -133,7 +133,7 @@ def test_a_server_is_met_however_it_begins_and_met_again(
                     await asyncio.sleep(0.1)
             await connection.close()
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 @KINDS
@@ -148,7 +148,7 @@ def test_a_server_that_is_not_trusted_is_an_error_at_once(
             with pytest.raises(LiveError, match=r"not trusted.*--tls-ca"):
                 await connect(endpoint(server.url, files))
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 @KINDS
@@ -165,7 +165,7 @@ def test_a_server_that_verifies_wants_a_certificate(
             assert (await api(connection, "STREAM.NAMES", {}))["total"] == 0
             await connection.close()
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 def test_a_server_without_tls_is_told_nothing(tmp_path: Path, authority: Authority) -> None:
@@ -190,7 +190,7 @@ def test_a_server_without_tls_is_told_nothing(tmp_path: Path, authority: Authori
             await asyncio.sleep(0.1)
             server.close()
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
     assert not heard
 
 
@@ -321,7 +321,7 @@ def test_an_overlay_over_tls_alone_delivers(tmp_path: Path, authority: Authority
             await end_tasks(tasks)
             await asyncio.gather(*(server.stop() for server in at.servers.values()))
 
-    asyncio.run(scenario())
+    run_to_end(scenario())
 
 
 async def _on_the_command_line(at: Secured, authority: Authority, subscription) -> None:  # type: ignore[no-untyped-def]
