@@ -206,6 +206,7 @@ def test_two_servers_never_share_a_store(tmp_path: Path) -> None:
 PARENT = """
 import asyncio, pathlib, sys
 from ramify.overlay.live.host.server import Server, ServerConfig
+from ramify.overlay.live.wire.tasks import run_to_end
 async def main():
     server = Server(ServerConfig("b1", pathlib.Path(sys.argv[1]), sys.argv[2]))
     await server.start()
