@@ -269,7 +269,7 @@ class _Reader:
         if not _is_case_call(left):
             left, right = right, left
         if op not in (exp.EQ, exp.NEQ):
-            self.fail(f"{_case_name(left)} is only allowed with = <> IN and LIKE", left)
+            self.refuse_case(left)
         if _is_attribute(right) or _is_case_call(right):
             self.fail("two attributes cannot be compared", right)
         path, shown = self.case_path(left)
@@ -600,12 +600,18 @@ class _Reader:
             self.fail("a sub-query is not allowed", node, self.word("SELECT", node))
         if isinstance(node, exp.Literal):
             self.fail("a literal is not a predicate", node)
+        if _is_case_call(node):
+            self.refuse_case(node)
         shown = _OTHER_NAMES.get(type(node))
         if shown is None and isinstance(node, exp.Func):
             name = (str(node.this) if isinstance(node, exp.Anonymous) else node.sql_name()).upper()
             self.fail(f"unknown function {name}", node, self.word(name, node))
         shown = shown or node.key.upper()
         self.fail(f"{shown} is not allowed", node, self.word(shown, node))
+
+    def refuse_case(self, call: exp.Expr) -> NoReturn:
+        name = _case_name(call)
+        self.fail(f"{name} is only allowed with = <> IN and LIKE", call, self.word(name.upper(), call))
 
     def word(self, word: str, node: exp.Expr) -> int | None:
         """Where the keyword of a construct stands: sqlglot marks names and literals only."""
