@@ -25,6 +25,7 @@ from ramify.overlay.live.wire.security import ClientRole, RouterRole
 from ramify.overlay.live.wire.streams import Endpoint, api, connect, ensure_lanes, ensure_streams
 from ramify.overlay.routing.headers import Header, HeaderKind
 from ramify.planning.schemes.catalog import make_plan
+from raw_messages import BAD_MESSAGES, send_raw
 from running import Running, seeded_world
 
 GOOD = {"specversion": "1.0", "id": "g", "source": "shop", "type": "order", "x": 1}
@@ -172,6 +173,19 @@ def test_a_header_of_a_client_means_nothing_to_a_broker(place: Place, name: str,
         await place.publish_raw(json.dumps(event).encode(), EVENT_TYPE, {name: value})
         async with asyncio.timeout(240):
             assert (await anext(place.carols)).id == f"well{place.number}"
+        await place.is_well()
+
+    place.runner.run(scenario())
+
+
+@pytest.mark.parametrize("subject", [b"ramify.publish.alice", b"ramify.control.alice"])
+def test_no_header_stops_a_broker(place: Place, subject: bytes) -> None:
+    """Nor a reply that is no text: the library's reader would end, and the router be deaf."""
+
+    async def scenario() -> None:
+        async with place.raw("alice") as connection:
+            for block, reply in BAD_MESSAGES:
+                await send_raw(connection, subject, block, reply, json.dumps(GOOD).encode())
         await place.is_well()
 
     place.runner.run(scenario())

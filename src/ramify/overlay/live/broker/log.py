@@ -34,6 +34,7 @@ from ramify.errors import LiveError
 from ramify.overlay.control.lanes import decode_positions, encode_positions
 from ramify.overlay.control.names import LINK, LOG, OUT
 from ramify.overlay.control.output import MOST_MESSAGES, Output
+from ramify.overlay.live.wire.connection import read_headers
 from ramify.overlay.live.wire.pauses import FULL_CODES
 from ramify.overlay.live.wire.streams import api
 
@@ -322,9 +323,7 @@ def _pieces_of(headers: Mapping[str, str]) -> int:
 
 
 def _headers_of(message: Mapping[str, Any]) -> dict[str, str]:
-    raw = base64.b64decode(message.get("hdrs", ""))
-    lines = raw.decode().split("\r\n")[1:]
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
+    return read_headers(base64.b64decode(message.get("hdrs", ""))) or {}
 
 
 def _begun_marks(target: str, epoch: int, links_done: bool) -> dict[str, str]:

@@ -30,6 +30,7 @@ from ramify.overlay.control.names import (
     SAMPLES,
     token,
 )
+from ramify.overlay.live.wire.connection import SteadyConnection
 from ramify.overlay.live.wire.pauses import LANES_AT_ONCE
 from ramify.overlay.live.wire.tasks import end_tasks
 from ramify.overlay.live.wire.tls import TlsTransport, why_hopeless
@@ -110,7 +111,7 @@ async def connect(
     async def quiet(_: Exception) -> None:
         """Every failed attempt would be logged; callers see what matters as their own errors."""
 
-    client, context = Nats(), endpoint.context()
+    client, context = SteadyConnection(), endpoint.context()
     hopeless: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     told: Callable[[Exception], Awaitable[None]] = callbacks.pop("error_cb", quiet)
 

@@ -1,0 +1,72 @@
+"""A connection whose reading survives whatever another client put into a message.
+
+nats-py reads subjects, replies and headers outside of any `try`: a header block that is no UTF-8, in a
+message that any client may publish, ends its reading without a word, and the connection is deaf until its
+pings are missed. Here such a block is read as far as it can be, a message that cannot be read at all is
+dropped and told, and reading that ends for any other reason is a broken connection at once.
+"""
+
+import logging
+from typing import Any
+
+from nats.aio.client import Client as Nats
+from nats.errors import StaleConnectionError
+
+__all__ = ["SteadyConnection", "read_headers"]
+
+_log = logging.getLogger(__name__)
+
+_FIRST_LINE = b"NATS/1.0"
+_STATUS_DIGITS = 3
+_MOST_HEADERS = 1_000
+
+
+class SteadyConnection(Nats):
+    """See the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unreadable = 0
+        """Messages that were dropped because they could not be read."""
+
+    async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
+        return read_headers(headers) if headers else None
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any) -> None:
+        try:
+            await super()._process_msg(sid, subject, reply, data, headers)
+        except Exception as error:
+            self.unreadable += 1
+            if self.unreadable & (self.unreadable - 1) == 0:  # the first, and ever more rarely
+                said = "a message on %r could not be read and was dropped: %r (%d so far)"
+                _log.warning(said, subject[:200], error, self.unreadable)
+
+    async def _read_loop(self) -> None:
+        await super()._read_loop()
+        # it returns when it was told to, and also after an error that it only logs
+        if self.is_connected:
+            await self._process_op_err(StaleConnectionError())
+
+
+def read_headers(block: bytes) -> dict[str, str] | None:
+    """The headers of a message, with `Status` and `Description` of one that a server made. Never raises.
+
+    Of a name that occurs twice the first counts, as for the server. Bytes that are no UTF-8 become U+FFFD.
+    A block that does not begin as the protocol says has no headers. O(bytes).
+    """
+    lines = block.split(b"\r\n", _MOST_HEADERS)
+    first = lines[0]
+    if not first.startswith(_FIRST_LINE):
+        return None
+    found: dict[str, str] = {}
+    status = first[len(_FIRST_LINE) :].strip()
+    code = status[:_STATUS_DIGITS]
+    if code.isdigit():
+        found["Status"] = code.decode()
+        if said := status[_STATUS_DIGITS:].strip():
+            found["Description"] = said.decode(errors="replace")
+    for line in lines[1:]:
+        name, colon, value = line.partition(b":")
+        if colon and name.split() == [name]:
+            found.setdefault(name.decode(errors="replace"), value.strip().decode(errors="replace"))
+    return found or None
