@@ -15,7 +15,6 @@ The broker under control (`controlled`) has a *gate*: while it is closed no step
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import logging
 import time
@@ -33,6 +32,7 @@ from ramify.overlay.control.intake import Limits, RejectedMessage
 from ramify.overlay.control.names import DELIVER, IN, LINK, OUT, name_of, token
 from ramify.overlay.control.output import MOST_MESSAGES, Output
 from ramify.overlay.control.records import LinkCount, Status
+from ramify.overlay.control.rejects import entries
 from ramify.overlay.control.steps import Stepper, StepResult
 from ramify.overlay.live.broker.inputs import CLIENTS, ROWS_POSITION, Input, Inputs, StepInput, reached
 from ramify.overlay.live.broker.log import (
@@ -578,22 +578,10 @@ class Broker:
 
     async def _reject(self, rejected: list[RejectedMessage]) -> None:
         """Keep what could not be used, with the reason. The id makes a second try harmless."""
-        for place, entry in enumerate(rejected):
-            name = f"{entry.client}/{entry.position}/{entry.event_id}/{entry.reason}/{entry.detail}"
-            same = sum(
-                (each.client, each.position, each.event_id, each.reason, each.detail)
-                == (entry.client, entry.position, entry.event_id, entry.reason, entry.detail)
-                for each in rejected[:place]
+        for entry in entries(rejected):
+            answer = await self.connection.request(
+                entry.subject, entry.payload, timeout=5, headers=entry.headers
             )
-            headers = {
-                "Reason": entry.reason,
-                "Detail": _ascii(" ".join(entry.detail.split())[:1000]),
-                "Position": str(entry.position),
-                # names and ids may be longer than a header
-                "Nats-Msg-Id": hashlib.blake2b(f"{name}/{same}".encode(), digest_size=16).hexdigest(),
-            }
-            subject = f"rejected.{token(entry.client)}"
-            answer = await self.connection.request(subject, entry.raw, timeout=5, headers=headers)
             if error := json.loads(answer.data or b"{}").get("error"):
                 raise LiveError(f"a rejected event could not be kept: {error.get('description')}")
 
@@ -674,8 +662,3 @@ class Broker:
         others = {id(s.connection): s.connection for s in self._inputs.values()}
         open_ones = [*others.values(), *([self._own] if self._own else [])]
         await asyncio.gather(*(connection.close() for connection in open_ones), return_exceptions=True)
-
-
-def _ascii(text: str) -> str:
-    """What a NATS header can hold."""
-    return text.encode("ascii", "replace").decode()
