@@ -42,7 +42,7 @@ class RejectEntry:
 
 
 def entries(rejected: Sequence[RejectedMessage]) -> Iterator[RejectEntry]:
-    """What is to be kept of these, in order: one message each, or pages where a client has many. O(bytes)."""
+    """What is to be kept of these, in order: a message each, or pages where a client has many. O(bytes)."""
     for client, group in groupby(rejected, key=lambda each: each.client):
         some = list(group)
         if len(some) <= _MOST_SINGLE:

@@ -16,6 +16,7 @@ from ramify.network.graphs.overlay import Link, Overlay
 from ramify.overlay.control import steps as steps_module
 from ramify.overlay.control.frames import LINK_LIMITS, decode_events
 from ramify.overlay.control.output import Output
+from ramify.overlay.control.steps import Node
 from ramify.overlay.live.broker import log as log_module
 from ramify.overlay.live.broker.inputs import CLIENTS, ROWS_POSITION
 from ramify.overlay.live.broker.log import OutLog, WriteRefusedError
@@ -36,11 +37,13 @@ def test_a_batch_of_many_trees_is_routed_in_parts_once_each(
     commit = OutLog.commit
     stops: Counter[bool] = Counter()
 
-    async def faulty(self: OutLog, outputs: Any, positions: Any, epoch: int = 0) -> None:
+    async def faulty(
+        self: OutLog, outputs: Any, positions: Any, epoch: int = 0, *, divisible: bool = True
+    ) -> None:
         stops[any(key.endswith(ROWS_POSITION) for key in positions)] += 1
         if chance.random() < fails:
             raise LiveError("no answer")
-        await commit(self, outputs, positions, epoch)
+        await commit(self, outputs, positions, epoch, divisible=divisible)
         if chance.random() < fails:
             raise LiveError("the answer was lost")
 
@@ -99,11 +102,13 @@ def test_an_event_that_the_server_refuses_is_rejected_and_the_others_go_on(
     wanted = world.wanted()
     bad = next(event for event, _ in sorted(wanted))
 
-    async def refusing(self: OutLog, outputs: Any, positions: Any, epoch: int = 0) -> None:
+    async def refusing(
+        self: OutLog, outputs: Any, positions: Any, epoch: int = 0, *, divisible: bool = True
+    ) -> None:
         held = [decode_events(each.payload, LINK_LIMITS) for each in outputs if each.payload]
         if any(bad in events.column("id").to_pylist() for events in held):
             raise WriteRefusedError("header size exceeds the maximum")
-        await commit(self, outputs, positions, epoch)
+        await commit(self, outputs, positions, epoch, divisible=divisible)
 
     monkeypatch.setattr(OutLog, "commit", refusing)
 
@@ -116,6 +121,66 @@ def test_an_event_that_the_server_refuses_is_rejected_and_the_others_go_on(
             assert sum(broker.counters.rejects for broker in live.brokers.values()) == 1
 
     run_to_end(run())
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_an_event_that_cannot_be_routed_is_rejected_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, readable: bool
+) -> None:
+    """A fault of ours that one event brings out, while it is routed or already while it is read."""
+    world = seeded_world(8, brokers=3, subscriptions=9, events=60)
+    plan = make_plan("mst", world.problem, 1)
+    wanted = world.wanted()
+    bad = next(event for event, _ in sorted(wanted))
+    step = Node.step
+
+    def failing(self: Node, published: Any, linked: Any, epoch: Any = None, rows: Any = (0, None)) -> Any:
+        done = step(self, published, linked, epoch, rows)
+        told = [step(self, published, [], epoch)] if not readable and published else [done]
+        if any(bad in batch.column("id").to_pylist() for each in told for batch in each.published):
+            raise ValueError("a fault")
+        return done
+
+    monkeypatch.setattr(Node, "step", failing)
+    # what cannot be read is lost with its message
+    size = 20 if readable else 1
+
+    async def run() -> None:
+        async with running(plan, world, tmp_path) as live:
+            await live.publish(world, size=size)
+            await live.until(sum(event != bad for event, _ in wanted), limit_s=120)
+            assert not live.failed(), live.failed()
+            assert live.delivered == Counter({pair: 1 for pair in wanted if pair[0] != bad})
+            assert sum(broker.counters.rejects for broker in live.brokers.values()) == 1
+
+    run_to_end(run())
+
+
+def test_only_what_is_too_large_is_refused_for_good(tmp_path: Path) -> None:
+    async def what(connection: Nats) -> None:
+        log = OutLog(connection)
+        await log.load()
+        large = {"F": "x" * (70 << 10)}
+        for outputs in ([Output("out.link.a", b"", large)], [Output("out.link.a", b"")] * 1_200):
+            with pytest.raises((WriteRefusedError, LiveError)) as found:
+                await log._write(outputs, {}, {})
+            assert isinstance(found.value, WriteRefusedError), found.value
+            await log.load()
+        # a batch that is not whole, as on a full disk: nobody knows whether it will be
+        with pytest.raises(LiveError) as found:
+            log._check(b'{"error": {"err_code": 10176, "description": "batch is incomplete"}}', 2)
+        assert not isinstance(found.value, WriteRefusedError)
+
+    with_server(tmp_path, what)
+
+
+def test_a_write_is_bounded_in_bytes_and_a_lane_is_never_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    links = [Output(f"out.link.{i}", b"x" * 70) for i in range(3)]
+    clients = [Output(f"out.deliver.{i // 2}", b"x" * 30) for i in range(8)]
+    parts = log_module._parts([*clients, *links], 100)
+    assert parts[0] == links, "all that neighbours get is in the first write"
+    assert [len(part) for part in parts[1:]] == [2, 2, 2, 2]
+    assert log_module._parts([*clients, *links]) == [[*links, *clients]]
 
 
 def test_what_a_neighbour_gets_is_decided_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

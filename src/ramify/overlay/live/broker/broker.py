@@ -28,7 +28,7 @@ from nats.aio.client import Client as Nats
 
 from ramify.errors import LiveError
 from ramify.overlay.control.counters import Counters
-from ramify.overlay.control.intake import Limits, RejectedMessage
+from ramify.overlay.control.intake import RAW_BYTES, Limits, RejectedMessage
 from ramify.overlay.control.names import DELIVER, IN, LINK, OUT, name_of, token
 from ramify.overlay.control.output import MOST_MESSAGES, Output
 from ramify.overlay.control.records import LinkCount, Status
@@ -408,7 +408,8 @@ class Broker:
                 if len(outputs) > MOST_MESSAGES:
                     raise LiveError(f"{len(outputs)} messages cannot be one write: at most {MOST_MESSAGES}")
                 if outputs:
-                    await self._out.commit(outputs, self._out.positions, max(self.node.epoch, 0))
+                    epoch = max(self.node.epoch, 0)
+                    await self._out.commit(outputs, self._out.positions, epoch, divisible=False)
             except BaseException as error:
                 if not told.done():
                     known = isinstance(error, LiveError)
@@ -459,24 +460,23 @@ class Broker:
         if epoch not in self.node.epochs:
             self.trouble = f"epoch {epoch} is to be routed by, but is not known here yet"
             return False
-        most = self._size.messages if self._narrow is None else 1
+        most = self._size.messages if self._narrow is None and self._size.events is None else 1
         taken = self._inputs.gather(self._out.positions, self._begun, most)
         self.counters.redeliveries = self._inputs.redeliveries
         self.trouble = " ".join(self._inputs.restarted.values()) or self.trouble
         if not taken:
             await self._acknowledge()
             return False
-        done, taken, end = self._routed(taken, epoch)
-        await self._reject(done.rejected)
-        positions = reached(self._out.positions, taken, end)
-        self._unsure = done, positions
         try:
-            await self._out.commit(done.outputs, positions, epoch)
+            done, taken, end = self._attempt(taken, epoch)
+            await self._reject(done.rejected)
+            await self._commit(taken, done, end, epoch)
         except WriteRefusedError as error:
-            if not self._narrowed(error):
+            if self._begun is not None or not self._narrowed(error):
                 raise
-            done = await self._give_up(taken, done, error)
-            await self._out.commit([], positions, epoch)
+            end, id_ = self._next_event(taken, epoch)
+            done = await self._give_up(taken, id_, error)
+            await self._out.commit([], reached(self._out.positions, taken, end), epoch)
         self._begun = None
         self._count(done)
         self._busy = len(taken) > 1
@@ -486,12 +486,52 @@ class Broker:
         await self._acknowledge()
         return True
 
+    async def _commit(
+        self, taken: Sequence[StepInput], done: StepResult, end: int | None, epoch: int
+    ) -> None:
+        positions = reached(self._out.positions, taken, end)
+        self._unsure = done, positions
+        try:
+            await self._out.commit(done.outputs, positions, epoch, divisible=not done.changed)
+        except WriteRefusedError:
+            raise
+        except (LiveError, nats.errors.Error, TimeoutError):
+            # no room for all of it, or not in time: perhaps there is for some
+            self._size.shrink(len(taken), done.events_in)
+            raise
+
+    def _attempt(
+        self, taken: list[StepInput], epoch: int
+    ) -> tuple[StepResult, list[StepInput], int | None]:
+        """As `_routed`. A fault of ours that a message brings out is found like one that a server refuses,
+        and set aside: it must not stop all others."""
+        try:
+            return self._routed(taken, epoch)
+        except Exception as error:
+            _log.exception("broker %s cannot route what it took in", self.config.name)
+            raise WriteRefusedError(f"it cannot be routed: {error!r}") from error
+
+    def _next_event(self, taken: Sequence[StepInput], epoch: int) -> tuple[int | None, str | None]:
+        """Up to where a message is routed without its next event, and the id of that; None for the first
+        when the message has no other event, or none of it can be read."""
+        first, _ = self._rows(taken)
+        end, id_ = None, None
+        with contextlib.suppress(Exception):  # told when it was routed
+            whole = self._route(taken, epoch, first, first).readable
+            end = first + 1 if first + 1 < whole else None
+            published = self._route(taken, epoch, first, first + 1).published
+            id_ = next((str(ids[0]) for batch in published if (ids := batch.column("id"))), None)
+        return end, id_
+
     def _routed(self, taken: list[StepInput], epoch: int) -> tuple[StepResult, list[StepInput], int | None]:
         """What the messages come to; as many of them as one write can have, or some events of the first.
 
         The number says up to which event of the one message; None is all.
         """
         first, end = self._rows(taken)
+        if self._begun is None and self._narrow == 0:
+            done = self._route(taken, epoch, first, first + 1)
+            return done, taken, None if first + 1 >= done.readable else first + 1
         done = self._route(taken, epoch, first, end)
         if self._begun is not None:
             return done, taken, end
@@ -502,9 +542,12 @@ class Broker:
             taken = taken[:half]
             done = self._route(taken, epoch, first, end)
         last = whole = done.readable
-        least = first + 1 if self._narrow == 0 else whole
-        while last - first > 1 and (not done.fits or last > least):
-            last = first + 1 if last > least else first + (last - first) // 2
+        if len(taken) > 1:
+            return done, taken, None
+        few = self._size.events
+        most = whole if few is None else min(whole, first + few)
+        while last - first > 1 and (not done.fits or last > most):
+            last = most if last > most else first + (last - first) // 2
             done = self._route(taken, epoch, first, last)
         return done, taken, None if last >= whole else last
 
@@ -532,16 +575,17 @@ class Broker:
         return False
 
     async def _give_up(
-        self, taken: Sequence[StepInput], done: StepResult, error: WriteRefusedError
+        self, taken: Sequence[StepInput], id_: str | None, error: WriteRefusedError
     ) -> StepResult:
-        """An event that the server takes in no form goes to the rejected ones; all others go on."""
+        """An event that can be written in no form goes to the rejected ones; all others go on."""
         (one,) = taken
-        ids = [str(id_) for batch in done.published for id_ in batch.column("id").to_pylist()]
+        first, _ = self._rows(taken)
         who = one.source.name if one.published is None else one.published.client
-        raw = one.message.payload[: 64 << 10]
-        rejected = [RejectedMessage(who, one.number, ",".join(ids) or None, "refused", str(error), raw)]
+        detail = f"event {first} of the message: {error}"
+        raw = one.message.payload[:RAW_BYTES]
+        rejected = [RejectedMessage(who, one.number, id_, "refused", detail, raw)]
         await self._reject(rejected)
-        return StepResult(rejected=rejected, frames_in=done.frames_in, epoch=done.epoch)
+        return StepResult(rejected=rejected, frames_in=0 if first else 1, epoch=max(self.node.epoch, 0))
 
     def _count(self, done: StepResult) -> None:
         """A step is in the log: count it, and tell the listeners."""

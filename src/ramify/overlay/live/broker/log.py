@@ -51,6 +51,11 @@ __all__ = [
 
 _WRONG_LAST_SEQUENCE = 10071
 _NO_MESSAGE = 10037
+_TOO_LARGE_CODES = frozenset({10054, 10097, 10199})
+"""A message, its headers, or a batch: the only refusals that the next try cannot change."""
+
+_MOST_WRITE_BYTES = 16 << 20
+"""Of one atomic write, if its lanes can be divided: the server holds it in memory until it is whole."""
 
 
 class FencedError(LiveError):
@@ -62,7 +67,7 @@ class SupersededError(LiveError):
 
 
 class WriteRefusedError(LiveError):
-    """The broker's server does not take a write as it is. Nothing was written of it."""
+    """A write is too large for the broker's server. Nothing was written of it, and nothing ever will be."""
 
 
 class LogFullError(LiveError):
@@ -167,15 +172,23 @@ class OutLog:
             )
         return self._numbers[lane]
 
-    async def commit(self, outputs: Sequence[Output], positions: Mapping[str, int], epoch: int = 0) -> None:
+    async def commit(
+        self,
+        outputs: Sequence[Output],
+        positions: Mapping[str, int],
+        epoch: int = 0,
+        *,
+        divisible: bool = True,
+    ) -> None:
         """Write outputs with the positions that they complete: all of it, or an exception.
 
-        After an exception other than `LogFullError` it may have been written or not: `load` tells.
+        Those that are not `divisible` are one write, however large. After an exception other than
+        `LogFullError` it may have been written or not: `load` tells.
         """
         self.written = []
         if self._begun is not None:
             outputs = await self._unwritten(outputs, positions)
-        parts = _parts(outputs)
+        parts = _parts(outputs, _MOST_WRITE_BYTES if divisible else None)
         target = encode_positions(positions)
         for i, part in enumerate(parts[:-1], 1):
             sent = not any(_is_link(output) for later in parts[i:] for output in later)
@@ -253,7 +266,10 @@ class OutLog:
                 raise FencedError(f"another router writes this broker's log: {said}")
             if code in FULL_CODES:
                 raise LogFullError(f"the broker's log is full: {said}. Neighbours or clients do not read.")
-            raise WriteRefusedError(f"the broker's log refused a write: {said}")
+            if code in _TOO_LARGE_CODES:
+                raise WriteRefusedError(f"the broker's log refused a write: {said}")
+            # a full disk shows as a batch that is incomplete (10176): whatever it is, it may pass
+            raise LiveError(f"the broker's server did not take a write: {said}")
         if int(told.get("seq", 0)) != self._last + messages:
             raise FencedError(f"the log ends at {told.get('seq')}, not at {self._last + messages}")
 
@@ -335,17 +351,24 @@ def _is_link(output: Output) -> bool:
     return output.lane.startswith(LINK)
 
 
-def _parts(outputs: Sequence[Output]) -> list[list[Output]]:
-    """Outputs in writes of at most `MOST_MESSAGES`, the messages of a lane together and in order, those for
-    neighbours first."""
+def _parts(outputs: Sequence[Output], most_bytes: int | None = None) -> list[list[Output]]:
+    """Outputs in writes of at most `MOST_MESSAGES` and, unless one lane has more, `most_bytes`.
+
+    The messages of a lane are together and in order, those for neighbours first and, if that can be, all in
+    one write."""
     lanes: dict[str, list[Output]] = {}
     for output in sorted(outputs, key=_is_link, reverse=True):
         lanes.setdefault(output.lane, []).append(output)
     parts: list[list[Output]] = []
-    for messages in lanes.values():
+    size = 0
+    for lane, messages in lanes.items():
         if len(messages) > MOST_MESSAGES:
             raise LiveError(f"{len(messages)} messages for one lane in one step: at most {MOST_MESSAGES}")
-        if not parts or len(parts[-1]) + len(messages) > MOST_MESSAGES:
+        more = sum(len(output.payload) for output in messages)
+        is_large = most_bytes is not None and size + more > most_bytes and not lane.startswith(LINK)
+        if not parts or is_large or len(parts[-1]) + len(messages) > MOST_MESSAGES:
             parts.append([])
+            size = 0
         parts[-1] += messages
+        size += more
     return parts
