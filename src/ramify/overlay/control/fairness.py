@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = ["MOST_CLIENTS", "ClientBudgets", "FairQueue", "RequestRates", "TokenBucket"]
+__all__ = ["DEFAULT_RATES", "MOST_CLIENTS", "ClientBudgets", "FairQueue", "RequestRates", "TokenBucket"]
 
 _T = TypeVar("_T")
 
@@ -37,6 +37,9 @@ class RequestRates:
     request_burst: float = 1_000.0
     cpu_share: float = 0.25
     cpu_burst_s: float = 5.0
+
+
+DEFAULT_RATES = RequestRates()
 
 
 class TokenBucket:
@@ -69,7 +72,7 @@ class ClientBudgets:
     """See the module. A call costs O(1); `MOST_CLIENTS` clients are kept."""
 
     def __init__(self, rates: RequestRates | None = None, most: int = MOST_CLIENTS) -> None:
-        self.rates = rates or RequestRates()
+        self.rates = rates or DEFAULT_RATES
         self._most = most
         self._buckets: OrderedDict[str, tuple[TokenBucket, TokenBucket]] = OrderedDict()
 
