@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.content.filters.subscriptions import Subscription
+from ramify.content.filters.work import Allowance
 from ramify.errors import InputError, PlanError
 from ramify.memo import is_known, preset
 from ramify.network.graphs.files import decode_overlay, encode_overlay
@@ -179,7 +180,8 @@ def revised(
         given, matched = (demand, None) if sample is None else sample
         try:
             given = Demand.of([]) if given is None else given
-            joined = add_subscription(plan, row, given, matched)
+            with Allowance():
+                joined = add_subscription(plan, row, given, matched)
         except InputError as error:
             lacks[row.id] = Lack(str(error), isinstance(error, PlanError))
             continue
@@ -658,7 +660,8 @@ class Book:
         if row.id in plan.classes.class_of:
             plan = delete_subscription(plan, row.id).plan
         try:
-            add_subscription(plan, row, Demand.of([]))
+            with Allowance():
+                add_subscription(plan, row, Demand.of([]))
         except TooLateError as error:
             return error.reason
         except InputError:
