@@ -42,8 +42,8 @@ def test_from_the_request_to_the_router_a_filter_is_parsed_once(monkeypatch: pyt
 def test_a_leader_begins_without_parsing_what_the_one_before_recorded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """However hard the filters are: neither plans and changes that are read, nor comparing them with what is
-    wanted, need them."""
+    """However hard the filters are: neither reading plans and changes nor comparing them with what is
+    wanted needs them."""
     overlay = Overlay.build("two", ["a", "b"], [Link("a", "b", 1.0, 1.0, 1.0)])
     problem = Problem.of(overlay, Classes.collapse([], overlay, SCHEMA), Demand.of([]))
     names = (str(k) for k in range(1000))

@@ -4,9 +4,9 @@ A `Work` is a budget of steps. Whoever calls the algebra enters one. Everything 
 comparison of two globs, charges it; the step that it cannot pay raises FilterError. Steps are counted,
 never timed: the same filter has the same verdict in every process.
 
-An `Allowance` is what many calls of the algebra may spend together: one newcomer is compared with thousands
-of filters. What is beyond it is answered on the safe side, as where a single call takes too much. It does
-not count what parsing takes: that has its own budget.
+A `WorkAllowance` is what many calls of the algebra may spend together: one newcomer is compared with
+thousands of filters. What is beyond it is answered on the safe side, as where a single call takes too much.
+It does not count what parsing takes: that has its own budget.
 """
 
 from contextvars import ContextVar, Token
@@ -14,7 +14,7 @@ from types import TracebackType
 
 from ramify.errors import FilterError
 
-__all__ = ["ALGEBRA_STEPS", "COMPILE_STEPS", "NEWCOMER_STEPS", "Allowance", "Work", "charge"]
+__all__ = ["ALGEBRA_STEPS", "COMPILE_STEPS", "NEWCOMER_STEPS", "Work", "WorkAllowance", "charge"]
 
 ALGEBRA_STEPS = 100_000
 """One call of the algebra on filters that exist: up to a second."""
@@ -27,14 +27,14 @@ NEWCOMER_STEPS = 2 * ALGEBRA_STEPS
 """All comparisons of one newcomer with the filters of a plan: one or two seconds at most."""
 
 
-class Allowance:
+class WorkAllowance:
     """What all algebra calls inside this context may still spend together."""
 
     def __init__(self, limit: int = NEWCOMER_STEPS) -> None:
         self.left = limit
-        self._before: Token[Allowance | None] | None = None
+        self._before: Token[WorkAllowance | None] | None = None
 
-    def __enter__(self) -> "Allowance":
+    def __enter__(self) -> "WorkAllowance":
         self._before = _ALLOWED.set(self)
         return self
 
@@ -46,13 +46,13 @@ class Allowance:
         self._before = None
 
 
-_ALLOWED: ContextVar[Allowance | None] = ContextVar("allowance", default=None)
+_ALLOWED: ContextVar[WorkAllowance | None] = ContextVar("allowance", default=None)
 
 
 class Work:
     """What one algebra call may still spend. As a context it is charged by all that runs inside.
 
-    Without a limit of its own it may spend `ALGEBRA_STEPS`, or what is left of an `Allowance`.
+    Without a limit of its own it may spend `ALGEBRA_STEPS`, or what is left of a `WorkAllowance`.
     """
 
     def __init__(self, limit: int | None = None) -> None:

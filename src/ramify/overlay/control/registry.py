@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.content.filters.subscriptions import Subscription
-from ramify.content.filters.work import Allowance
+from ramify.content.filters.work import WorkAllowance
 from ramify.errors import InputError, PlanError
 from ramify.memo import is_known, preset
 from ramify.network.graphs.files import decode_overlay, encode_overlay
@@ -180,7 +180,7 @@ def revised(
         given, matched = (demand, None) if sample is None else sample
         try:
             given = Demand.of([]) if given is None else given
-            with Allowance():
+            with WorkAllowance():
                 joined = add_subscription(plan, row, given, matched)
         except InputError as error:
             lacks[row.id] = Lack(str(error), isinstance(error, PlanError))
@@ -660,7 +660,7 @@ class Book:
         if row.id in plan.classes.class_of:
             plan = delete_subscription(plan, row.id).plan
         try:
-            with Allowance():
+            with WorkAllowance():
                 add_subscription(plan, row, Demand.of([]))
         except TooLateError as error:
             return error.reason

@@ -121,7 +121,7 @@ def test_what_a_refused_publish_tells_of_anothers_is_worth_nothing(tmp_path: Pat
                 asked = {"Nats-Expected-Last-Msg-Id": "something"}
                 answer = await bob.request("ramify.publish.bob", b"{}", timeout=10, headers=asked)
                 said = json.loads(answer.data)["error"]["description"]
-                assert not any(word in said for word in ("order", "77", "alice", "shop"))
+                assert not any(word in said for word in ("order", "alice", "shop"))
                 leaked = said.rpartition(" ")[2]
                 assert len(bytes.fromhex(leaked)) == 16
                 stolen = {"Nats-Msg-Id": leaked}

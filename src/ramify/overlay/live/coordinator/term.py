@@ -64,7 +64,7 @@ MOST_AT_ONCE = 128
 
 _MOST_WAITING = 10_000
 _LONGEST_WAIT_S = 60.0
-_TAKE_S = 0.25
+_REVISION_ASKS_S = 0.25
 """CPU time after which a revision takes no more requests: those of others wait no longer than that."""
 
 _TURN_IDLE_S = 0.25
@@ -306,7 +306,7 @@ class Term:
         taken: list[_OpenRequest] = []
         rules = (await beside(lambda: self._rules(owner))).result
         spent_s = 0.0
-        while self._requests and len(taken) < self._at_once and spent_s < _TAKE_S:
+        while self._requests and len(taken) < self._at_once and spent_s < _REVISION_ASKS_S:
             waiting = self._requests.take()
             client = waiting.passed.client
             if waiting.passed.request.op in MOVE_OPS:

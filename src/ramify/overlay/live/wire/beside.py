@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from ramify.overlay.control.fairness import FairQueue
 
-__all__ = ["Timed", "Workbench", "beside"]
+__all__ = ["WorkResult", "Workbench", "beside"]
 
 _T = TypeVar("_T")
 
@@ -22,19 +22,19 @@ _THREAD = ThreadPoolExecutor(1, thread_name_prefix="ramify-requests")
 
 
 @dataclass(frozen=True, slots=True)
-class Timed(Generic[_T]):
+class WorkResult(Generic[_T]):
     """A result, and the CPU seconds that it took."""
 
     result: _T
     cpu_s: float
 
 
-async def beside(work: Callable[[], _T]) -> Timed[_T]:
+async def beside(work: Callable[[], _T]) -> WorkResult[_T]:
     """Do work in the thread for requests, after what was given to it before. Raises what the work does."""
 
-    def timed() -> Timed[_T]:
+    def timed() -> WorkResult[_T]:
         began = time.thread_time()
-        return Timed(work(), time.thread_time() - began)
+        return WorkResult(work(), time.thread_time() - began)
 
     return await asyncio.get_running_loop().run_in_executor(_THREAD, timed)
 
@@ -43,16 +43,16 @@ class Workbench:
     """Work for clients, one piece at a time, clients in turn (`FairQueue`)."""
 
     def __init__(self) -> None:
-        self._queue: FairQueue[tuple[Callable[[], Any], asyncio.Future[Timed[Any]]]] = FairQueue()
+        self._queue: FairQueue[tuple[Callable[[], Any], asyncio.Future[WorkResult[Any]]]] = FairQueue()
         self._busy = False
 
     def waiting(self, client: str) -> int:
         """How much work of a client has not begun."""
         return self._queue.waiting(client)
 
-    async def do(self, client: str, work: Callable[[], _T]) -> Timed[_T]:
+    async def do(self, client: str, work: Callable[[], _T]) -> WorkResult[_T]:
         """Do work for a client when its turn comes. Cancelled before that, it is not done."""
-        turn: asyncio.Future[Timed[_T]] = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[WorkResult[_T]] = asyncio.get_running_loop().create_future()
         self._queue.put(client, (work, turn))
         if not self._busy:
             self._busy = True
@@ -69,7 +69,7 @@ class Workbench:
                 return
         self._busy = False
 
-    def _end(self, done: "asyncio.Task[Timed[Any]]", turn: "asyncio.Future[Timed[Any]]") -> None:
+    def _end(self, done: "asyncio.Task[WorkResult[Any]]", turn: "asyncio.Future[WorkResult[Any]]") -> None:
         if done.cancelled():
             turn.cancel()
         elif (error := done.exception()) is not None:
