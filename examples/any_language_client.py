@@ -7,6 +7,7 @@ needs nats-py with nkeys, and pyarrow to read Arrow IPC. `docs/live-clients.md` 
 """
 
 import asyncio
+import hashlib
 import json
 import sys
 import uuid
@@ -40,10 +41,12 @@ async def control(connection: Nats, client: str, **ask: Any) -> Any:
     return answer
 
 
-async def publish(connection: Nats, client: str, event: dict[str, Any]) -> int:
+async def publish(connection: Nats, client: str, secret: bytes, event: dict[str, Any]) -> int:
     """Publish one CloudEvent; it is stored when this returns."""
+    # the same again is not doubled; keyed, because other clients of the broker can see it
+    name = json.dumps([event["source"], event["id"]]).encode()
     headers = {
-        "Nats-Msg-Id": f"{client}/{event['source']}/{event['id']}",  # the same again is not doubled
+        "Nats-Msg-Id": hashlib.blake2b(name, key=secret[:64], digest_size=16).hexdigest(),
         "Content-Type": "application/cloudevents+json",
     }
     answer = await request(connection, f"ramify.publish.{client}", json.dumps(event).encode(), headers)
@@ -109,7 +112,7 @@ async def main(url: str, client: str, key: str, sql: str) -> None:
         "type": "order.created",
         "data": {"price": 42},
     }
-    print(f"accepted as {await publish(connection, client, event)}", file=sys.stderr)
+    print(f"accepted as {await publish(connection, client, seed.encode(), event)}", file=sys.stderr)
     print(f"read up to {await read(connection, client, None, event['id'])}", file=sys.stderr)
     await connection.close()
 

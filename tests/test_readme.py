@@ -67,7 +67,7 @@ def test_the_example_of_a_client_tells_of_a_publish_that_was_refused() -> None:
             return SimpleNamespace(data=json.dumps(answer).encode())
 
     with pytest.raises(SystemExit, match="not published: maximum bytes exceeded"):
-        run_to_end(example.publish(Full(), "alice", {"source": "s", "id": "1"}))
+        run_to_end(example.publish(Full(), "alice", b"secret", {"source": "s", "id": "1"}))
 
 
 def test_the_make_targets_exist() -> None:

@@ -65,6 +65,17 @@ _HOME = {
         ),
         "ramify.errors",
     ),
+    "TooLateError": "ramify.planning.plans.lateness",
+    **dict.fromkeys(
+        (
+            *("RefusedError", "RefusedFilterError", "UnknownSubscriptionError", "ExistsError"),
+            *("UnavailableError", "NotEverywhereError"),
+        ),
+        "ramify.overlay.live.client.errors",
+    ),
+    **dict.fromkeys(
+        ("OutcomeUnknownError", "LostPositionError", "SuspendedError"), "ramify.overlay.live.client.lane"
+    ),
 }
 
 __all__ = ["__version__", *_HOME]  # names of `_HOME` are texts

@@ -16,7 +16,7 @@ from ramify.content.filters.keywords import parse_keywords
 from ramify.content.filters.limits import FILTER_TEXT
 from ramify.content.filters.pattern import parse_pattern
 from ramify.content.filters.sql import parse_sql
-from ramify.content.filters.work import ALGEBRA_STEPS, COMPILE_STEPS, Work, charge
+from ramify.content.filters.work import ALGEBRA_STEPS, COMPILE_STEPS, Work, WorkAllowance, charge
 from ramify.errors import FilterError
 
 MOST_CALLS = 1_500_000
@@ -176,3 +176,18 @@ def test_what_runs_inside_is_charged_to_the_innermost_budget() -> None:
     assert (outer.left, inner.left) == (0, -1)
     charge(10**9)
     assert COMPILE_STEPS < ALGEBRA_STEPS
+
+
+def test_many_comparisons_together_spend_no_more_than_they_are_allowed() -> None:
+    """Beyond the allowance the answer is the safe one, and parsing has its own budget."""
+    many = [parse_sql(filled(lambda i, k=k: f"s NOT LIKE '%w{i}_{k}%'", " OR ", 4_000)) for k in range(3)]
+    with WorkAllowance(1_000) as allowed:
+        for _ in range(5):
+            assert not many[0].covers(many[1])
+            assert many[0].overlaps(many[2])
+        assert allowed.left >= 0
+        spent = allowed.left
+        assert parse_sql("x < 5").covers(parse_sql("x < 3")) == (spent > 10)
+        assert parse_sql(SQL["rectangles"]).boxes
+        assert allowed.left >= 0
+    assert parse_sql("x < 5").covers(parse_sql("x < 3"))

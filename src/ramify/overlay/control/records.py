@@ -46,6 +46,7 @@ __all__ = [
     "ClientRecord",
     "ClientSubscription",
     "ControlState",
+    "DoneRequest",
     "FilterText",
     "ForwardedRequest",
     "Lane",
@@ -95,6 +96,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     offer         the offer to move to another broker, once there is one; wait_s
     accept        the offer `id`
     decline       the offer `id`; reason
+
+    `request` names the request, for when it is made again: what was done is not done twice.
     """
 
     op: str
@@ -105,6 +108,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     wait_s: float = 5.0
     reason: str = ""
     latency_ms: float | None = None
+    request: str = ""
 
 
 OPS = (
@@ -135,13 +139,14 @@ class ForwardedRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_u
 
 class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why a request was not done. `code`: bad_request, bad_filter, too_complex, unknown, exists, limit,
-    too_late, forbidden, suspended, no_coordinator, unavailable; moved: ask at `broker`, whose server is at
-    `url`."""
+    too_late, forbidden, suspended, no_coordinator, unavailable; busy: ask again after `retry_s` seconds;
+    moved: ask at `broker`, whose server is at `url`."""
 
     code: str
     reason: str
     broker: str = ""
     url: str = ""
+    retry_s: float = 0.0
 
 
 class ClientSubscription(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -176,11 +181,19 @@ class Lane(msgspec.Struct, frozen=True, omit_defaults=True):
     move: str = ""
 
 
+class DoneRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A request that was done, by its name, and the subscriptions that it was about."""
+
+    request: str
+    ids: list[str] = []
+
+
 class ClientRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a client asked for, and the broker that it is attached to.
 
     `lanes`: of a client that has moved, those that may have something unread, in order; the last is the one
-    at `broker`. Empty: one lane, which begins with 1.
+    at `broker`. Empty: one lane, which begins with 1. `done` and `gone`: the last requests that were done,
+    and the ids that were removed last. With them the next leader knows a request that is made again.
     """
 
     client: str
@@ -188,6 +201,8 @@ class ClientRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     subscriptions: dict[str, ClientSubscription] = {}
     advertisements: dict[str, Advertisement] = {}
     lanes: list[Lane] = []
+    done: list[DoneRequest] = []
+    gone: list[str] = []
 
 
 class Move(msgspec.Struct, frozen=True, omit_defaults=True):

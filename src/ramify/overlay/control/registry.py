@@ -29,7 +29,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ramify.content.filters.subscriptions import Subscription, read_subscriptions
+from ramify.content.filters.subscriptions import Subscription
+from ramify.content.filters.work import WorkAllowance
 from ramify.errors import InputError, PlanError
 from ramify.memo import is_known, preset
 from ramify.network.graphs.files import decode_overlay, encode_overlay
@@ -50,7 +51,7 @@ from ramify.overlay.control.records import (
     encode,
     subscription_of,
 )
-from ramify.overlay.control.revisions import PlanChange, PlanChanges
+from ramify.overlay.control.revisions import PlanChange, PlanChanges, recorded_subscription
 from ramify.overlay.routing.form import encode_routing
 from ramify.planning.choosing.judgement import Bars, faults
 from ramify.planning.choosing.revise import add_subscription, delete_subscription, redo, undo
@@ -179,7 +180,8 @@ def revised(
         given, matched = (demand, None) if sample is None else sample
         try:
             given = Demand.of([]) if given is None else given
-            joined = add_subscription(plan, row, given, matched)
+            with WorkAllowance():
+                joined = add_subscription(plan, row, given, matched)
         except InputError as error:
             lacks[row.id] = Lack(str(error), isinstance(error, PlanError))
             continue
@@ -197,15 +199,16 @@ def revised(
 
 
 def applied(plan: Plan, changes: Iterable[PlanChange]) -> Plan:
-    """The plan after changes that a coordinator recorded. Raises `InputError` for those of another plan."""
+    """The plan after changes that a coordinator recorded. Raises `InputError` for those of another plan.
+
+    Parses no filter, so that a leader with thousands of hard ones begins at once.
+    """
     for change in changes:
         if change.subscription is None:
             plan = undo(plan, change.removed, change.growth)
             continue
-        read = read_subscriptions([json.dumps(change.subscription)], plan.classes.schema)
-        if not read.good:
-            raise InputError(f"a recorded change has no subscription that can be used: {read.bad[0]}")
-        plan = redo(plan, read.good[0], change.class_id, change.channels, change.growth)
+        row = recorded_subscription(change.subscription)
+        plan = redo(plan, row, change.class_id, change.channels, change.growth)
     return plan
 
 
@@ -657,7 +660,8 @@ class Book:
         if row.id in plan.classes.class_of:
             plan = delete_subscription(plan, row.id).plan
         try:
-            add_subscription(plan, row, Demand.of([]))
+            with WorkAllowance():
+                add_subscription(plan, row, Demand.of([]))
         except TooLateError as error:
             return error.reason
         except InputError:

@@ -18,6 +18,7 @@ from ramify.overlay.control.records import (
     Advertisement,
     ClientRecord,
     ClientSubscription,
+    DoneRequest,
     FilterText,
     ForwardedRequest,
     Refusal,
@@ -26,7 +27,7 @@ from ramify.overlay.control.records import (
     subscription_of,
 )
 
-__all__ = ["MOST_HELD", "MOST_RECORD_BYTES", "RequestLimits", "RequestOutcome", "ask"]
+__all__ = ["MOST_HELD", "MOST_RECORD_BYTES", "RequestLimits", "RequestOutcome", "ask", "busy"]
 
 MOST_HELD = 10_000
 """Subscriptions, and advertisements, that one client may have."""
@@ -35,6 +36,12 @@ MOST_RECORD_BYTES = 4 << 20
 """What a client's record may have: it is stored as one value, and is the answer to `list`."""
 
 LONGEST_ID = 256
+LONGEST_REQUEST = 64
+"""Characters of the name of a request."""
+
+MOST_DONE = 128
+"""Requests of a client that are remembered once they are done, and ids that it removed."""
+
 MOST_NUMBER = 1 << 53
 
 
@@ -48,7 +55,8 @@ class RequestLimits:
     schema     the attribute types that filters are read with
     attached   where plans say that clients are
     owner      the client of a subscription id; None when nobody has it
-    removed    whether a client had this subscription or advertisement a while ago
+    removed    whether a client had this subscription or advertisement a while ago, beside what its record
+               says
     most_bytes of a record that a request makes longer
     moving     client -> the broker that plans have begun to move it to; it may ask there too
     too_late   why the plan refuses a subscription for its latency bound; empty where it does not
@@ -83,10 +91,47 @@ class _RefusedError(Exception):
 def ask(record: ClientRecord | None, passed: ForwardedRequest, rules: RequestLimits) -> RequestOutcome:
     """What a request does. Refused requests change nothing; none raises."""
     present = ClientRecord(passed.client, passed.broker) if record is None else record
+    name = passed.request.request
     try:
-        return _DO.get(passed.request.op, _unknown)(_placed(present, passed, rules), passed, rules)
+        if len(name) > LONGEST_REQUEST:
+            raise _RefusedError("bad_request", f"request has at most {LONGEST_REQUEST} characters")
+        placed = _placed(present, passed, rules)
+        if name and (ids := _done_before(placed, name)) is not None:
+            return RequestOutcome(placed, ids)
+        return _noted(present, _DO.get(passed.request.op, _unknown)(placed, passed, rules), passed.request)
     except _RefusedError as refused:
         return RequestOutcome(present, problem=refused.problem)
+
+
+def busy(client: str, why: str, wait_s: float) -> Refusal:
+    """The answer to a client that has to wait for a while."""
+    return Refusal(
+        "busy", f"client {client!r} {why}: ask again in {wait_s:.1f} s", retry_s=round(wait_s, 3)
+    )
+
+
+def _done_before(record: ClientRecord, name: str) -> tuple[str, ...] | None:
+    """What a request that was done before was about; None for one that was not."""
+    return next((tuple(each.ids) for each in record.done if each.request == name), None)
+
+
+def _noted(before: ClientRecord, outcome: RequestOutcome, request: Request) -> RequestOutcome:
+    """The outcome, with what the next leader must know when the request is made again."""
+    if request.op == "list":
+        return outcome
+    after, done, gone = outcome.record, outcome.record.done, outcome.record.gone
+    removed = [
+        *(before.subscriptions.keys() - after.subscriptions.keys()),
+        *(before.advertisements.keys() - after.advertisements.keys()),
+    ]
+    if removed:
+        gone = [*(id_ for id_ in gone if id_ not in removed), *removed][-MOST_DONE:]
+    # one about many ids only wakes them: to do that again is harmless, to remember them all is not
+    if request.request and len(outcome.ids) <= 1:
+        done = [*done, DoneRequest(request.request, list(outcome.ids))][-MOST_DONE:]
+    if (done, gone) == (after.done, after.gone):
+        return outcome
+    return RequestOutcome(msgspec.structs.replace(after, done=done, gone=gone), outcome.ids)
 
 
 def _placed(record: ClientRecord, passed: ForwardedRequest, rules: RequestLimits) -> ClientRecord:
@@ -145,7 +190,7 @@ def _unsubscribe(record: ClientRecord, passed: ForwardedRequest, rules: RequestL
     id_ = _resolved(record, passed.request)
     if id_ not in record.subscriptions:
         for gone in (id_, passed.request.id):
-            if rules.removed(record.client, gone):
+            if gone in record.gone or rules.removed(record.client, gone):
                 return RequestOutcome(record, (gone,))
         raise _RefusedError(
             "unknown", f"client {record.client!r} has no subscription {passed.request.id!r}"
@@ -180,7 +225,7 @@ def _advertise(record: ClientRecord, passed: ForwardedRequest, rules: RequestLim
 def _unadvertise(record: ClientRecord, passed: ForwardedRequest, rules: RequestLimits) -> RequestOutcome:
     id_ = passed.request.id
     if id_ not in record.advertisements:
-        if rules.removed(record.client, id_):
+        if id_ in record.gone or rules.removed(record.client, id_):
             return RequestOutcome(record)
         raise _RefusedError("unknown", f"client {record.client!r} has no advertisement {id_!r}")
     left = {key: said for key, said in record.advertisements.items() if key != id_}

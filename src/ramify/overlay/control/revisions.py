@@ -4,9 +4,11 @@ from typing import Any
 
 import msgspec
 
+from ramify.content.filters.subscriptions import JSON_SPELLINGS, Subscription
+from ramify.errors import InputError
 from ramify.planning.plans.growth import NO_GROWTH, Growth
 
-__all__ = ["PlanChange", "PlanChanges"]
+__all__ = ["PlanChange", "PlanChanges", "recorded_subscription"]
 
 
 class PlanChange(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -30,3 +32,20 @@ class PlanChanges(msgspec.Struct, frozen=True, omit_defaults=True):
     epoch: int
     revision: int
     changes: list[PlanChange]
+
+
+def recorded_subscription(row: dict[str, Any]) -> Subscription:
+    """The subscription of a change. Its filter is not parsed: who recorded it has done that.
+
+    Raises `InputError` for what is none.
+    """
+    fields = dict(row)
+    for name in JSON_SPELLINGS:
+        if fields.get(name) is not None and not isinstance(fields[name], str):
+            fields[name] = msgspec.json.encode(fields[name]).decode()
+    if fields.get("keywords") is not None:
+        fields["keywords"] = tuple(tuple(w) if isinstance(w, list) else w for w in fields["keywords"])
+    try:
+        return Subscription(**fields)
+    except TypeError as error:
+        raise InputError(f"a change adds something that is not a subscription: {error}") from None

@@ -636,7 +636,6 @@ def test_requests_say_what_was_asked_and_errors_what_was_answered(tmp_path: Path
                 await client.unsubscribe("s")
             for code, kind in [
                 ("too_complex", RefusedFilterError),
-                ("no_coordinator", UnavailableError),
                 ("suspended", SuspendedError),
                 ("new_code", LiveError),
             ]:
@@ -644,6 +643,35 @@ def test_requests_say_what_was_asked_and_errors_what_was_answered(tmp_path: Path
                 with pytest.raises(kind, match="because") as refused:
                     await client.resume()
                 assert getattr(refused.value, "code") == code  # noqa: B009
+
+    on_server(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("op", ["subscribe", "unsubscribe"])
+def test_an_answer_that_may_be_another_a_moment_later_is_asked_for_again(tmp_path: Path, op: str) -> None:
+    """Under the same name, so that what was done is not done twice."""
+
+    async def scenario(at: LaneServer) -> None:
+        async with at.client() as client:
+            await client.subscribe("x = 1", id="s")
+            at.asked.clear()
+            codes = ("no_coordinator", "unavailable", "busy")
+            at.instead = [Answer(error=Refusal(code, "because", retry_s=0.01)) for code in codes]
+            if op == "subscribe":
+                await client.subscribe("x = 1", id="s")
+            else:
+                await client.unsubscribe("s")
+            names = [request.request for request in at.asked if request.op == op]
+            assert len(names) == 4
+            assert len(set(names)) == 1
+            assert names[0]
+            await client.subscribe("x = 1", id="s")
+            assert at.asked[-1].request not in names
+        async with at.client(timeout_s=2.0) as client:
+            at.instead = [Answer(error=Refusal("busy", "it asks too much", retry_s=600.0))]
+            with pytest.raises(UnavailableError, match="asks too much") as caught:
+                await client.resume(wait_s=0.1)
+            assert caught.value.code == "busy"
 
     on_server(tmp_path, scenario)
 

@@ -6,10 +6,15 @@ the coordinator sees no nonsense; the lane of the client gets its consumer; and 
 and asks for more is served again.
 
 A request may be made again at will: the same one has the same effect.
+
+No client delays another. Filters are checked beside the loop, clients in turn. A client that asks too
+often, whose requests take too much CPU, or that has too many open requests is told so at once (`busy`), and
+when to ask again.
 """
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -21,6 +26,7 @@ from nats.aio.msg import Msg
 from ramify.content.events.events import AttributeType
 from ramify.content.filters.subscriptions import SPELLINGS
 from ramify.errors import FilterError, InputError, LimitError, LiveError
+from ramify.overlay.control.fairness import ClientBudgets, RequestRates
 from ramify.overlay.control.names import CONTROL, name_of
 from ramify.overlay.control.records import (
     COORDINATE,
@@ -33,11 +39,13 @@ from ramify.overlay.control.records import (
     encode,
     subscription_of,
 )
-from ramify.overlay.control.requests import LONGEST_ID, MOST_NUMBER
+from ramify.overlay.control.requests import LONGEST_ID, MOST_NUMBER, busy
 from ramify.overlay.live.broker.broker import Broker
 from ramify.overlay.live.broker.quotas import Guard
+from ramify.overlay.live.wire.beside import Workbench
 
 __all__ = [
+    "MOST_OPEN",
     "MOST_REQUEST_BYTES",
     "Leader",
     "MoveWatch",
@@ -50,7 +58,11 @@ __all__ = [
 MOST_REQUEST_BYTES = 128 << 10
 LONGEST_WAIT_S = 60.0
 
-_MOST_AT_ONCE = 512
+MOST_OPEN = 64
+"""Requests of one client that a broker works on, or waits with, at a time."""
+
+_MOST_AT_ONCE = 4_096
+_OPEN_RETRY_S = 0.5
 _LEADER_RETRY_S = 0.2
 _ANSWER_GRACE_S = 2.0
 _TURN_S = 2.0
@@ -170,7 +182,11 @@ class RequestDesk:
         leader: RequestDecider,
         schema: Callable[[], Mapping[str, AttributeType]],
         moves: MoveWatch | None = None,
+        rates: RequestRates | None = None,
     ) -> None:
+        self.budgets = ClientBudgets(rates)
+        self._bench = Workbench()
+        self._open: Counter[str] = Counter()
         self._broker = broker
         self._guard = guard
         self._leader = leader
@@ -193,30 +209,51 @@ class RequestDesk:
     async def _came(self, message: Msg) -> None:
         if not message.reply:
             return
-        if len(self._tasks) >= _MOST_AT_ONCE:
-            await respond(message, _problem("unavailable", "the broker has too many requests: ask later"))
-            return
-        # not awaited: one that waits for the leader must not hold up the others
-        task = asyncio.create_task(self._serve(message))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _serve(self, message: Msg) -> None:
         try:
-            answer = await self._answer(message)
+            client = name_of(message.subject.rsplit(".", 1)[1])
+        except InputError as error:
+            await respond(message, _problem("bad_request", str(error)))
+            return
+        refused = self._refusal(client)
+        if refused is not None:
+            await respond(message, Answer(error=refused))
+            return
+        self._open[client] += 1
+        # not awaited: one that waits for the leader must not hold up the others
+        task = asyncio.create_task(self._serve(client, message))
+        self._tasks.add(task)
+        task.add_done_callback(lambda done: self._closed(client, done))
+
+    def _refusal(self, client: str) -> Refusal | None:
+        """Why a client has to wait before it asks more. What is refused does not count."""
+        now = time.monotonic()
+        wait_s = self.budgets.wait_s(client, now)
+        if wait_s:
+            return busy(client, "asks too often, or its filters take too much work", wait_s)
+        if self._open[client] >= MOST_OPEN:
+            return busy(client, f"has {MOST_OPEN} open requests", _OPEN_RETRY_S)
+        if len(self._tasks) >= _MOST_AT_ONCE:
+            reason = "the broker has too many requests: ask later"
+            return Refusal("unavailable", reason, retry_s=_OPEN_RETRY_S)
+        self.budgets.count(client, now)
+        return None
+
+    def _closed(self, client: str, done: "asyncio.Task[None]") -> None:
+        self._tasks.discard(done)
+        self._open[client] -= 1
+        if not self._open[client]:
+            del self._open[client]
+
+    async def _serve(self, client: str, message: Msg) -> None:
+        try:
+            answer = await self._answer(client, message)
         except (LiveError, nats.errors.Error, TimeoutError, OSError) as error:
             answer = _problem("unavailable", f"the broker cannot do this now: {error}. Ask again.")
         if answer is not None:
             await respond(message, answer)
 
-    async def _answer(self, message: Msg) -> Answer | None:
-        try:
-            client = name_of(message.subject.rsplit(".", 1)[1])
-        except InputError as error:
-            return _problem("bad_request", str(error))
-        name = self._broker.config.name
-        # beside the loop: a filter may take a while
-        checked = await asyncio.to_thread(check_request, message.data, client, name, self._schema())
+    async def _answer(self, client: str, message: Msg) -> Answer | None:
+        checked = await self._checked(client, message.data)
         if isinstance(checked, Refusal):
             return Answer(error=checked)
         if checked.op not in _BY_ITSELF:
@@ -230,6 +267,13 @@ class RequestDesk:
             async with self._guard.serving(client):
                 return await self._pass(client, checked)
         return await self._pass(client, checked)
+
+    async def _checked(self, client: str, data: bytes) -> Request | Refusal:
+        """Check a request beside the loop, at the client's expense: a filter may take a while."""
+        name, schema = self._broker.config.name, self._schema()
+        done = await self._bench.do(client, lambda: check_request(data, client, name, schema))
+        self.budgets.charge(client, done.cpu_s, time.monotonic())
+        return done.result
 
     async def _pass(self, client: str, request: Request) -> Answer:
         answer = await self._leader.ask(ForwardedRequest(self._broker.config.name, client, request))

@@ -28,6 +28,7 @@ from nats.aio.client import Client as Nats
 from ramify.content.events.events import AttributeType
 from ramify.errors import InputError, LiveError, RamifyError
 from ramify.overlay.control.epochs import BrokerReport, Epochs
+from ramify.overlay.control.fairness import DEFAULT_RATES, RequestRates
 from ramify.overlay.control.names import token
 from ramify.overlay.control.records import (
     STATE,
@@ -76,6 +77,7 @@ class ControlledConfig:
     sample_probability: float = DEFAULT_PROBABILITY
     lease_s: int = BROKER_LEASE_S
     look_every_s: float = 2.0
+    rates: RequestRates = DEFAULT_RATES
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,9 @@ class ControlledBroker:
         SupersededError
             When another router of the same broker has started since.
         """
-        asker = RequestDesk(self.broker, self.guard, self._leader, self._schema, self.porter)
+        asker = RequestDesk(
+            self.broker, self.guard, self._leader, self._schema, self.porter, self.config.rates
+        )
         steps = asyncio.create_task(self.broker.run())
         tasks = [steps]
         ready = asyncio.create_task(self.broker.ready.wait())

@@ -26,6 +26,7 @@ from nats.aio.msg import Msg
 
 from ramify.content.events.events import AttributeType
 from ramify.errors import InputError, LiveError
+from ramify.overlay.control.fairness import DEFAULT_RATES, RequestRates
 from ramify.overlay.control.names import IN, STATUS
 from ramify.overlay.control.output import Output
 from ramify.overlay.control.records import (
@@ -60,6 +61,7 @@ class MatchmakerConfig:
     broker: BrokerConfig
     place: TreePlace
     look_every_s: float = 2.0
+    rates: RequestRates = DEFAULT_RATES
 
 
 class Matchmaker:
@@ -132,7 +134,7 @@ class Matchmaker:
         try:
             await asyncio.wait([steps, ready], return_when=asyncio.FIRST_COMPLETED)
             if not steps.done():
-                asker = RequestDesk(self.broker, self.guard, self, self._schema)
+                asker = RequestDesk(self.broker, self.guard, self, self._schema, rates=self.config.rates)
                 parts = (
                     self._learn(),
                     self._decide(),

@@ -8,14 +8,11 @@ from a later base and few.
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import msgspec
-
-from ramify.content.filters.subscriptions import JSON_SPELLINGS, Subscription
 from ramify.errors import InputError, LiveError, RamifyError
 from ramify.overlay.control.records import ROUTING, LiveEpoch, decode
-from ramify.overlay.control.revisions import PlanChange, PlanChanges
+from ramify.overlay.control.revisions import PlanChange, PlanChanges, recorded_subscription
 from ramify.overlay.live.wire.store import Store
 from ramify.overlay.routing.plan import AddedSubscription, RemovedSubscription, Revision
 from ramify.overlay.routing.router import RoutingPlan
@@ -123,19 +120,5 @@ async def _changes(store: Store, key: str, epoch: int) -> PlanChanges:
 def _revision(change: PlanChange) -> Revision:
     if change.subscription is None:
         return RemovedSubscription(change.removed, change.growth)
-    row = _subscription(change.subscription)
+    row = recorded_subscription(change.subscription)
     return AddedSubscription(row, change.class_id, tuple(change.channels), change.growth)
-
-
-def _subscription(row: dict[str, Any]) -> Subscription:
-    """A subscription as in a file of subscriptions, `pattern` and `sigma` as JSON."""
-    fields = dict(row)
-    for name in JSON_SPELLINGS:
-        if fields.get(name) is not None and not isinstance(fields[name], str):
-            fields[name] = msgspec.json.encode(fields[name]).decode()
-    if fields.get("keywords") is not None:
-        fields["keywords"] = tuple(tuple(w) if isinstance(w, list) else w for w in fields["keywords"])
-    try:
-        return Subscription(**fields)
-    except TypeError as error:
-        raise InputError(f"a change adds something that is not a subscription: {error}") from None

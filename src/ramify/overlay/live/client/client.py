@@ -36,6 +36,7 @@ import logging
 import os
 import ssl
 import time
+import uuid
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,10 +57,12 @@ from ramify.overlay.control.records import (
     ClientRecord,
     ClientSubscription,
     FilterText,
+    Refusal,
     Request,
     subscription_of,
 )
 from ramify.overlay.live.client.errors import (
+    TRANSIENT,
     ExistsError,
     NotEverywhereError,
     RefusedError,
@@ -115,6 +118,8 @@ Filter: TypeAlias = str | Mapping[str, Any] | Sequence[str] | Sequence[Sequence[
 """SQL text, a pattern, or keywords. A Sigma rule is named: `sigma=`."""
 
 _MISSING_SHOWN = 3
+# below what a broker works on for one client at a time
+_MOST_ASKED = 48
 _MOST_UNSURE = 10_000
 
 
@@ -213,6 +218,7 @@ class Client:
         self._incoming = ClientInbox(wires, after)
         # id of a publish whose outcome is unknown -> where it was tried
         self._unsure: dict[str, LaneClient] = {}
+        self._turns = asyncio.Semaphore(_MOST_ASKED)
         self._guide = Guide(wires, on_move, self._ask, lambda: self._incoming.is_read)
         self.accepted_before = 0
         """Events that this client published although the broker's server had them: they are not doubled."""
@@ -442,20 +448,27 @@ class Client:
             _log.warning("client %s: %s is not active everywhere yet (%s%s)", self.name, what, some, more)
 
     async def _ask(self, request: Request) -> Answer:
-        """The broker's answer. Requests are idempotent, so one without an answer is made again."""
+        """The broker's answer. One that may be another a moment later is asked for again, under the same
+        name: what was done is not done twice."""
+        named = msgspec.structs.replace(request, request=uuid.uuid4().hex)
         deadline = time.monotonic() + self._timeout_s + request.wait_s
-        while (left := deadline - time.monotonic()) > 0:
-            answer = await self._wires.ask_once(request, min(left, request.wait_s + REQUEST_MARGIN_S))
-            if answer is None or (answer.error is not None and await self._guide.follow(answer.error)):
-                await asyncio.sleep(min(REQUEST_PAUSE_S, left))
-                continue
-            if answer.error is not None:
-                raise refused(answer.error)
-            return answer
-        raise UnavailableError(
-            "unreachable",
-            f"the broker of client {self.name!r} did not answer {request.op} in {self._timeout_s:g} s",
-        )
+        problem = Refusal("unreachable", f"the broker of client {self.name!r} did not answer {request.op}")
+        async with self._turns:
+            while (left := deadline - time.monotonic()) > 0:
+                answer = await self._wires.ask_once(named, min(left, request.wait_s + REQUEST_MARGIN_S))
+                pause_s = REQUEST_PAUSE_S
+                if answer is not None and answer.error is None:
+                    return answer
+                if answer is not None and answer.error is not None:
+                    if answer.error.code in TRANSIENT:
+                        problem = answer.error
+                        pause_s = max(pause_s, problem.retry_s)
+                        if pause_s >= left:
+                            break
+                    elif not await self._guide.follow(answer.error):
+                        raise refused(answer.error)
+                await asyncio.sleep(min(pause_s, left))
+        raise UnavailableError(problem.code, f"{problem.reason} (tried for {self._timeout_s:g} s)")
 
 
 class LiveSubscription:

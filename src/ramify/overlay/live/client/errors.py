@@ -4,7 +4,7 @@
     ├── RefusedFilterError          bad_filter, too_complex
     ├── UnknownSubscriptionError    unknown
     ├── ExistsError                 exists
-    └── UnavailableError            no_coordinator, unavailable; unreachable: the broker did not answer
+    └── UnavailableError            no_coordinator, unavailable, busy; unreachable (no answer came)
     SuspendedError                  suspended, or read on the lane (`client`)
     NotEverywhereError              done, but not active at some brokers yet
 
@@ -18,6 +18,7 @@ from ramify.overlay.control.records import Refusal
 from ramify.overlay.live.client.lane import SuspendedError
 
 __all__ = [
+    "TRANSIENT",
     "ExistsError",
     "NotEverywhereError",
     "RefusedError",
@@ -50,7 +51,7 @@ class ExistsError(RefusedError):
 
 
 class UnavailableError(RefusedError):
-    """No coordinator or broker answered in time: the request may be made again."""
+    """No coordinator or broker did it in time, or the client asks too much: it may be made again later."""
 
 
 class NotEverywhereError(LiveError):
@@ -64,6 +65,9 @@ class NotEverywhereError(LiveError):
         )
 
 
+TRANSIENT = frozenset({"no_coordinator", "unavailable", "busy"})
+"""Answers that may be others a moment later: the client asks again by itself, for as long as it may."""
+
 _ERRORS: dict[str, type[RefusedError]] = {
     "bad_filter": RefusedFilterError,
     "too_complex": RefusedFilterError,
@@ -71,6 +75,7 @@ _ERRORS: dict[str, type[RefusedError]] = {
     "exists": ExistsError,
     "no_coordinator": UnavailableError,
     "unavailable": UnavailableError,
+    "busy": UnavailableError,
 }
 
 

@@ -27,6 +27,7 @@ from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import PlanError, RamifyError
 from ramify.overlay.control.epochs import EpochError
 from ramify.overlay.control.epochs import EpochStage as Life
+from ramify.overlay.control.fairness import DEFAULT_RATES, RequestRates
 from ramify.overlay.control.records import encode
 from ramify.overlay.control.registry import UNUSABLE, Book, BrokenRulesError, Matching
 from ramify.overlay.control.replan import CostMeter, EpochCost, PlanDecision, measured_row, takes_back
@@ -65,6 +66,7 @@ class Settings:
     scheme: str = "explicit"
     grace_s: float = 30.0
     matching: Matching | None = None
+    rates: RequestRates = DEFAULT_RATES
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from ramify.content.events.events import AttributeType
 from ramify.errors import InputError, LiveError, PlanError
 from ramify.network.graphs.overlay import Overlay
 from ramify.overlay.control.epochs import EpochError
+from ramify.overlay.control.fairness import DEFAULT_RATES, RequestRates
 from ramify.overlay.control.records import (
     LEADER,
     OVERLAY,
@@ -84,6 +85,7 @@ class CoordinatorConfig:
     rules          what the record of rules is to say from this start on; None: what it says already
     rules_once     names this wish, as `replace_once` does: what was changed since is not undone
     matching       says what newcomers match, where samples are at hand
+    rates          the CPU time that one client's requests may take
     """
 
     name: str
@@ -102,11 +104,12 @@ class CoordinatorConfig:
     rules: OverlayRules | None = None
     rules_once: str = ""
     matching: Matching | None = None
+    rates: RequestRates = DEFAULT_RATES
 
     @property
     def settings(self) -> Settings:
         """What a term needs of it."""
-        return Settings(self.scheme, self.grace_s, self.matching)
+        return Settings(self.scheme, self.grace_s, self.matching, self.rates)
 
 
 class Coordinator:

@@ -3,11 +3,14 @@
 Owns the loop of a leader. What it knows is its `Book`; only the loop changes that, so everything that comes
 in (watches, requests, plans that were made) waits in queues. Each turn of the loop
 
-    1. takes in what brokers say, and up to `MOST_AT_ONCE` requests, as one revision;
+    1. takes in what brokers say, and up to `MOST_AT_ONCE` requests, clients in turn, as one revision;
     2. looks after plans: makes one where the head lacks a subscription, weighs a new one each period,
        takes back one whose measured cost rose; proposes one for clients that move (`moves`);
     3. writes the state when a decision was made, and what became of moves, and
     4. answers the requests that are active everywhere, or whose time is over.
+
+What takes CPU (filters, records, revisions) is done beside the event loop, and charged to the clients that
+it is done for. A client that has used up its share is refused for a while (`busy`).
 
 Any write that fails ends the term: the next leader reads the store and goes on from there.
 """
@@ -20,6 +23,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+import msgspec
 import nats.errors
 from nats.aio.client import Client as Nats
 from nats.aio.msg import Msg
@@ -27,9 +31,11 @@ from nats.aio.msg import Msg
 from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, LiveError
 from ramify.overlay.control.epochs import BrokerReport
+from ramify.overlay.control.fairness import ClientBudgets, FairQueue
 from ramify.overlay.control.names import name_of
 from ramify.overlay.control.records import (
     COORDINATE,
+    OPS,
     RULES,
     Answer,
     ClientRecord,
@@ -40,11 +46,12 @@ from ramify.overlay.control.records import (
     encode,
 )
 from ramify.overlay.control.registry import Book
-from ramify.overlay.control.requests import MOST_RECORD_BYTES, RequestLimits, RequestOutcome, ask
+from ramify.overlay.control.requests import MOST_RECORD_BYTES, RequestLimits, RequestOutcome, ask, busy
 from ramify.overlay.control.rules import NO_RULES, OverlayRules
 from ramify.overlay.live.coordinator.adaptation import Adapter, Make, Replanner, Settings
 from ramify.overlay.live.coordinator.leader_store import Stores
 from ramify.overlay.live.coordinator.moves import MOVE_OPS, MoveConductor
+from ramify.overlay.live.wire.beside import beside
 from ramify.overlay.live.wire.store import INITIAL, KeyChange, Lease
 from ramify.overlay.live.wire.tasks import together
 
@@ -57,7 +64,9 @@ MOST_AT_ONCE = 128
 
 _MOST_WAITING = 10_000
 _LONGEST_WAIT_S = 60.0
-_MOST_REMEMBERED = 10_000
+_REVISION_ASKS_S = 0.25
+"""CPU time after which a revision takes no more requests: those of others wait no longer than that."""
+
 _TURN_IDLE_S = 0.25
 _REVISION_S = 1.0
 # rounds of a drain alone need no haste, and each costs every broker a reading of the state
@@ -71,8 +80,13 @@ class _OpenRequest:
     message: Msg
     passed: ForwardedRequest
     until: float
-    ids: tuple[str, ...] = ()
     revision: int = 0
+    outcome: RequestOutcome | None = None
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The subscriptions whose place in plans may change with it."""
+        return () if self.outcome is None else self.outcome.ids
 
 
 @dataclass(slots=True)
@@ -107,10 +121,10 @@ class Term:
         self._seen = {prefix: asyncio.Event() for prefix in ("brokers", "reports", "status", RULES)}
         self._sessions: dict[str, str] = {}
         self._reports: dict[str, BrokerReport] = {}
-        self._requests: deque[_OpenRequest] = deque()
+        self._requests: FairQueue[_OpenRequest] = FairQueue()
         self._waiting: list[_OpenRequest] = []
-        # what clients had, so that a request that is made again after its answer was lost is no error
-        self._removed: dict[tuple[str, str], None] = {}
+        self.budgets = ClientBudgets(settings.rates)
+        """The CPU time of this process that each client may still use."""
         self._at_once = MOST_AT_ONCE
         self._saved = -1
         self._saved_at = 0.0
@@ -264,13 +278,25 @@ class Term:
         except InputError as error:
             await _respond(message, Answer(error=Refusal("bad_request", error.reason)))
             return
+        if await self._is_refused(message, passed):
+            return
         if len(self._requests) + len(self._waiting) >= _MOST_WAITING:
             reason = f"{_MOST_WAITING} requests wait already: ask again later"
             await _respond(message, Answer(error=Refusal("unavailable", reason)))
             return
         wait_s = min(max(passed.request.wait_s, 0.0), _LONGEST_WAIT_S)
-        self._requests.append(_OpenRequest(message, passed, time.monotonic() + wait_s))
+        self._requests.put(passed.client, _OpenRequest(message, passed, time.monotonic() + wait_s))
         self._wake.set()
+
+    async def _is_refused(self, message: Msg, passed: ForwardedRequest) -> bool:
+        """Whether a client has used up its share, and was told so. Brokers and operators have no share."""
+        if passed.request.op not in OPS:
+            return False
+        wait_s = self.budgets.wait_s(passed.client, time.monotonic())
+        if wait_s:
+            reason = "made requests that took much of the coordinator's time"
+            await _respond(message, Answer(error=busy(passed.client, reason, wait_s)))
+        return wait_s > 0
 
     async def _take_requests(self) -> None:
         """Do up to `MOST_AT_ONCE` requests as one revision, fewer where they take long."""
@@ -278,38 +304,59 @@ class Term:
             return
         book, records, owner = self.book, dict[str, ClientRecord](), dict[str, str | None]()
         taken: list[_OpenRequest] = []
-        touched: set[str] = set()
-        rules = self._rules(owner)
-        while self._requests and len(taken) < self._at_once:
-            waiting = self._requests.popleft()
+        rules = (await beside(lambda: self._rules(owner))).result
+        spent_s = 0.0
+        while self._requests and len(taken) < self._at_once and spent_s < _REVISION_ASKS_S:
+            waiting = self._requests.take()
             client = waiting.passed.client
             if waiting.passed.request.op in MOVE_OPS:
                 # it may change records: those of this revision must be written before
                 if taken:
-                    self._requests.appendleft(waiting)
+                    self._requests.put_back(client, waiting)
                     break
                 await _respond(waiting.message, await self.moving.take(waiting.passed))
                 continue
-            before = records.get(client, book.records.get(client))
-            asked = _asked(before, waiting.passed, rules)
-            if asked.problem is not None or waiting.passed.request.op == "list":
-                answer = Answer(
-                    asked.problem is None, asked.problem, book.epochs.revision, client=asked.record
-                )
-                await _respond(waiting.message, answer)
+            # once more: what it asked before may have taken its share meanwhile
+            if await self._is_refused(waiting.message, waiting.passed):
                 continue
-            self._note(before, asked.record, owner)
+            before = records.get(client, book.records.get(client))
+            spent_s += await self._do(waiting, before, rules)
+            asked = waiting.outcome
+            if asked is None:
+                continue
+            _note(before, asked.record, owner)
             records[client] = asked.record
-            waiting.ids = asked.ids
-            touched.update(asked.ids)
             taken.append(waiting)
         # before any write: should one fail, these too are told so
         self._waiting += taken
         changed = [record for client, record in records.items() if book.records.get(client) != record]
-        await self._stores.write(book.put_records(changed))
-        await self._revise(touched)
+        # a record has up to 10,000 subscriptions, and is read and written as a whole
+        written = await beside(lambda: book.put_records(changed))
+        await self._stores.write(written.result)
+        took_s = await self._revise({id_ for waiting in taken for id_ in waiting.ids})
         for waiting in taken:
             waiting.revision = book.epochs.revision
+            self._charge(waiting, (took_s + written.cpu_s) / len(taken))
+
+    async def _do(self, waiting: _OpenRequest, before: ClientRecord | None, rules: RequestLimits) -> float:
+        """See what a request does; one that is refused, or changes nothing, is answered. Returns its CPU
+        time."""
+        passed = waiting.passed
+        done = await beside(lambda: _asked(before, passed, rules))
+        self._charge(waiting, done.cpu_s)
+        asked, revision = done.result, self.book.epochs.revision
+        if asked.problem is not None or passed.request.op == "list":
+            listed = msgspec.structs.replace(asked.record, done=[], gone=[])
+            await _respond(
+                waiting.message, Answer(asked.problem is None, asked.problem, revision, client=listed)
+            )
+        else:
+            waiting.outcome = asked
+        return done.cpu_s
+
+    def _charge(self, waiting: _OpenRequest, cpu_s: float) -> None:
+        if waiting.passed.request.op in OPS:
+            self.budgets.charge(waiting.passed.client, cpu_s, time.monotonic())
 
     def _rules(self, owner: dict[str, str | None]) -> RequestLimits:
         plan = self.book.head.plan
@@ -323,40 +370,28 @@ class Term:
             plan.classes.schema,
             plan.attachments,
             lambda id_: owner[id_] if id_ in owner else self.book.owner.get(id_),
-            lambda client, id_: (client, id_) in self._removed,
             # half: a suspension makes a record longer
-            min(MOST_RECORD_BYTES, self._stores.store.most_value_bytes // 2),
-            self.moving.under_way,
-            self.book.too_late,
-            barred,
+            most_bytes=min(MOST_RECORD_BYTES, self._stores.store.most_value_bytes // 2),
+            moving=self.moving.under_way,
+            too_late=self.book.too_late,
+            barred=barred,
         )
 
-    def _note(self, before: ClientRecord | None, after: ClientRecord, owner: dict[str, str | None]) -> None:
-        """Remember whose ids are whose within a revision, and what went."""
-        had: set[str] = set() if before is None else {*before.subscriptions}
-        said: set[str] = set() if before is None else {*before.advertisements}
-        owner.update(dict.fromkeys(after.subscriptions.keys() - had, after.client))
-        owner.update(dict.fromkeys(had - after.subscriptions.keys(), None))
-        gone = (had - after.subscriptions.keys()) | (said - after.advertisements.keys())
-        for id_ in gone:
-            self._removed[after.client, id_] = None
-        while len(self._removed) > _MOST_REMEMBERED:
-            del self._removed[next(iter(self._removed))]
-
-    async def _revise(self, touched: Collection[str] | None) -> None:
-        """Bring the live plans up to the records.
+    async def _revise(self, touched: Collection[str] | None) -> float:
+        """Bring the live plans up to the records. Returns the CPU time that it took.
 
         In a thread: with very many classes it takes long, and the lease must be renewed meanwhile. The next
         revision takes no more requests than a second is enough for.
         """
         began = time.monotonic()
-        writes = await asyncio.to_thread(self.book.revise, touched)
+        done = await beside(lambda: self.book.revise(touched))
         if touched:
             each_s = (time.monotonic() - began) / len(touched)
             self._at_once = min(MOST_AT_ONCE, max(1, int(_REVISION_S / max(each_s, 1e-6))))
-        if writes:
+        if done.result:
             self._hurry = True
-            await self._stores.write(writes)
+            await self._stores.write(done.result)
+        return done.cpu_s
 
     async def _rebase(self) -> None:
         for epoch in self.book.long():
@@ -402,6 +437,13 @@ class Term:
             if not self._garbage or self._garbage[0][0] > now:
                 return
             await self._stores.delete(self._garbage.popleft()[1])
+
+
+def _note(before: ClientRecord | None, after: ClientRecord, owner: dict[str, str | None]) -> None:
+    """Remember whose ids are whose within a revision."""
+    had: set[str] = set() if before is None else {*before.subscriptions}
+    owner.update(dict.fromkeys(after.subscriptions.keys() - had, after.client))
+    owner.update(dict.fromkeys(had - after.subscriptions.keys(), None))
 
 
 def _broker(key: str) -> str:

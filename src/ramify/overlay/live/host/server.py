@@ -284,9 +284,17 @@ class Server(OwnProcess):
         """
         if not self.alive or self._process is None:
             raise ServerError(f"server {self.config.name!r} does not run: start it to use other accounts")
-        before, begin = self.config, self._log_size()
+        before = self.config
         self.config = replace(before, accounts=accounts)
         self._write_config()
+        await self._reload_once(before)
+        # a new account's imports lead nowhere until the next reload (seen with 2.15.1)
+        await self._reload_once(before)
+
+    async def _reload_once(self, before: ServerConfig) -> None:
+        """Let it read its configuration; when it refuses, the one before is in force."""
+        assert self._process is not None
+        begin = self._log_size()
         self._process.send_signal(signal.SIGHUP)
         deadline = time.monotonic() + self._start_limit_s
         while "Reloaded server configuration" not in (said := self._log_since(begin)):

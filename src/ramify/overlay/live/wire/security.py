@@ -9,6 +9,11 @@ the streams and the router alone. EDGE holds neighbours and clients; it imports 
 user of it may ask only those that carry its own name and listen only below its own inbox prefix. An answer
 that crosses accounts ends in EDGE: it enters no stream and no other service.
 
+Each client has an account of its own, CLIENT_<token>, that imports the same services. A server counts
+connections by account and not by user, so only there can one client's connections be bounded without those
+of others. An account takes some 100 kB of a server's memory; more than `MOST_CLIENT_ACCOUNTS` clients share
+EDGE with the neighbours, and their connections are not bounded.
+
 What remains: a user can have its own answers sent to another's inbox *if it knows the subject*. So inboxes
 end in random parts (nats-py does this), and nobody subscribes to a whole prefix.
 """
@@ -30,8 +35,11 @@ from ramify.errors import InputError
 from ramify.overlay.control.names import CLIENT, CONTROL, DELIVER, OUT, PUBLISH, inbox_prefix, token
 
 __all__ = [
+    "CLIENT_CONNECTIONS",
+    "CLIENT_SUBSCRIPTIONS",
     "INFO",
     "LAST",
+    "MOST_CLIENT_ACCOUNTS",
     "ClientRole",
     "ControlRole",
     "KeyPair",
@@ -50,6 +58,16 @@ __all__ = [
 ]
 
 _LONGEST_FILE_NAME = 255
+
+CLIENT_CONNECTIONS = 64
+"""Connections that one client may have to a server."""
+
+MOST_CLIENT_ACCOUNTS = 1_000
+"""Clients of a server that have an account each."""
+
+CLIENT_SUBSCRIPTIONS = 256
+"""NATS subscriptions that each connection of a client may have: one for answers, one for its lane, and room
+for libraries that need more."""
 
 _SERVICES = (
     (f"{PUBLISH}.*", "single"),
@@ -285,10 +303,12 @@ def accounts_config(
     of two users, or a bad name.
     """
     edge: list[tuple[Role, str]] = [(NeighbourRole(name), key) for name, key in sorted(neighbours.items())]
-    edge += [(ClientRole(name), key) for name, key in sorted(clients.items())]
+    own: list[tuple[Role, str]] = [(ClientRole(name), key) for name, key in sorted(clients.items())]
+    if len(own) > MOST_CLIENT_ACCOUNTS:
+        edge, own = edge + own, []
     shared = [(ControlRole(name), key) for name, key in sorted((control or {}).items())]
     _check_keys(
-        [("the router", router_public), *((f"{r.kind} {r.name!r}", k) for r, k in (*edge, *shared))]
+        [("the router", router_public), *((f"{r.kind} {r.name!r}", k) for r, k in (*edge, *own, *shared))]
     )
     services = (*_SERVICES, *((subject, "single") for subject, _ in _RENAMED))
     exports = [f'{{service: "{subject}", response_type: {kind}}}' for subject, kind in services]
@@ -297,6 +317,12 @@ def accounts_config(
     blocks = [
         _account("RAMIFY", [f"{{nkey: {router_public}}}"], exports=exports, jetstream=True),
         _account("EDGE", [_user(role, key) for role, key in edge], imports=imports),
+        *(
+            _account(
+                quote(f"CLIENT_{role.token}"), [_user(role, key)], imports=imports, limits=_CLIENT_LIMITS
+            )
+            for role, key in own
+        ),
     ]
     if control is not None:
         blocks.append(_account("CONTROL", [_user(role, key) for role, key in shared], jetstream=True))
@@ -310,13 +336,18 @@ def _account(
     exports: Iterable[str] = (),
     imports: Iterable[str] = (),
     jetstream: bool = False,
+    limits: str = "",
 ) -> str:
     parts = {"users": users, "exports": exports, "imports": imports}
     lines = [f"  {name} {{", *(["    jetstream: enabled"] if jetstream else [])]
+    lines += [f"    limits: {limits}"] if limits else []
     for key, items in parts.items():
         if inner := "".join(f"      {item}\n" for item in items):
             lines.append(f"    {key}: [\n{inner}    ]")
     return "\n".join([*lines, "  }", ""])
+
+
+_CLIENT_LIMITS = f"{{max_connections: {CLIENT_CONNECTIONS}, max_subscriptions: {CLIENT_SUBSCRIPTIONS}}}"
 
 
 def _user(role: Role, public: str) -> str:
