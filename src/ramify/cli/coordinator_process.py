@@ -21,6 +21,7 @@ from ramify.overlay.live.coordinator.adaptation import Replanner
 from ramify.overlay.live.coordinator.collector import Collector, CollectorConfig, read_publishers
 from ramify.overlay.live.coordinator.coordinator import Coordinator, CoordinatorConfig
 from ramify.overlay.live.coordinator.samples import SampleWindow, recent_files
+from ramify.overlay.live.host.heartbeat import beat
 from ramify.overlay.live.host.metrics import CoordinatorMetrics, serve_metrics
 from ramify.overlay.live.host.process import log_to_stderr, until_signal
 from ramify.overlay.live.wire.streams import Endpoint
@@ -178,6 +179,7 @@ async def _run(asked: CoordinatorOptions) -> None:
         _log.info("metrics at %s", url)
         if asked.announce is not None:
             asked.announce.write_text(json.dumps({"metrics": url}))
+    beats = asyncio.create_task(beat())
     tasks = [asyncio.create_task(until_signal()), asyncio.create_task(coordinator.run())]
     if asked.samples is not None:
         collector = Collector(CollectorConfig(asked.name, asked.control, asked.samples))
@@ -187,6 +189,6 @@ async def _run(asked: CoordinatorOptions) -> None:
         for task in done:
             task.result()
     finally:
-        await end_tasks(tasks)
+        await end_tasks([beats, *tasks])
         if source is not None:
             source.close()

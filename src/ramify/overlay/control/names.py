@@ -20,6 +20,7 @@ __all__ = [
     "MOST_BYTES",
     "MOST_TOKEN",
     "OUT",
+    "PROBE",
     "PUBLISH",
     "REJECTED",
     "SAMPLES",
@@ -34,6 +35,9 @@ IN, OUT, REJECTED, SAMPLES = "IN", "OUT", "REJECTED", "SAMPLES"
 
 PUBLISH, CONTROL = "ramify.publish", "ramify.control"
 """Subjects that clients write to, each followed by the client's token."""
+
+PROBE = "~probe"
+"""Stands for a client in `PUBLISH`, and is no token: what comes so tries the streams and is no event."""
 
 LINK, DELIVER, LOG, MATCH = "out.link", "out.deliver", "out.log", "out.match"
 """Lanes of OUT: to a neighbour, to a client; records of positions alone; and what matchmaking knows."""

@@ -143,6 +143,8 @@ class Broker:
         self._counted: dict[tuple[str, int], int] = {}
         # a step that was written, perhaps, and the positions that it reaches
         self._unsure: tuple[StepResult, Mapping[str, int]] | None = None
+        # since when the log has taken no write although one was tried; 0 when the last one was taken
+        self._stuck_since = 0.0
         # faults in a row, what was last said of one, and messages for a step that a server refused
         self._faults, self._said = 0, ""
         self._narrow: int | None = None
@@ -211,6 +213,12 @@ class Broker:
         source = self._inputs[CLIENTS]
         # by what the stream had when it was last looked at: also of messages that do not come
         return max(source.lag, self.keeper.published_last - source.inlet.committed), links
+
+    @property
+    def stuck_s(self) -> float:
+        """For how long the log has taken no write although some were tried; 0 when it takes them, or has
+        no room, or none may be tried now."""
+        return time.monotonic() - self._stuck_since if self._stuck_since and self._gate() else 0.0
 
     def status(self, session: str, started_s: float) -> Status:
         """What every broker says of itself; what its governor knows is added to it."""
@@ -478,6 +486,7 @@ class Broker:
             done = await self._give_up(taken, id_, error)
             await self._out.commit([], reached(self._out.positions, taken, end), epoch)
         self._begun = None
+        self._stuck_since = 0.0
         self._count(done)
         self._busy = len(taken) > 1
         self._size.learn(len(taken), done.outputs)
@@ -495,7 +504,9 @@ class Broker:
             await self._out.commit(done.outputs, positions, epoch, divisible=not done.changed)
         except WriteRefusedError:
             raise
-        except (LiveError, nats.errors.Error, TimeoutError):
+        except (LiveError, nats.errors.Error, TimeoutError) as error:
+            if not isinstance(error, LogFullError):
+                self._stuck_since = self._stuck_since or time.monotonic()
             # no room for all of it, or not in time: perhaps there is for some
             self._size.shrink(len(taken), done.events_in)
             raise

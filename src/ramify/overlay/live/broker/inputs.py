@@ -24,7 +24,7 @@ from nats.aio.client import Client as Nats
 from ramify.errors import InputError
 from ramify.overlay.control.intake import ClientMessage
 from ramify.overlay.control.lanes import Inlet, LaneVerdict
-from ramify.overlay.control.names import name_of, token
+from ramify.overlay.control.names import PROBE, name_of, token
 from ramify.overlay.control.steps import NeighbourMessage
 from ramify.overlay.live.wire.pauses import LANE_GAP_S
 from ramify.overlay.live.wire.pull import PulledMessage, Puller
@@ -102,10 +102,12 @@ class StepInput:
 
     @property
     def published(self) -> ClientMessage | None:
-        """As a client's; None if a neighbour sent it."""
+        """As a client's; None if a neighbour sent it, or if it only tries whether messages are taken."""
         if self.source.name != CLIENTS:
             return None
         subject = self.message.subject.rsplit(".", 1)[1]
+        if subject == PROBE:
+            return None
         try:
             client = name_of(subject)
         except InputError:

@@ -8,21 +8,24 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 import msgspec
 from nats.aio.client import Client as Nats
+from nats.errors import NoRespondersError
 
 from ramify.errors import RamifyError
 from ramify.network.graphs.overlay import Overlay
 from ramify.overlay.control.frames import Limits
-from ramify.overlay.control.names import token
+from ramify.overlay.control.names import PROBE, PUBLISH, token
 from ramify.overlay.live.broker.controlled import BROKER_LEASE_S
 from ramify.overlay.live.broker.sampler import DEFAULT_PROBABILITY
 from ramify.overlay.live.host.broker_files import BrokerFile, MatchEntry, ServerEntry, write_broker_file
@@ -33,6 +36,7 @@ from ramify.overlay.live.host.directory import (
     RunningFile,
     write_json,
 )
+from ramify.overlay.live.host.heartbeat import ENVIRONMENT, Pulse
 from ramify.overlay.live.host.server import (
     OwnProcess,
     Server,
@@ -42,8 +46,9 @@ from ramify.overlay.live.host.server import (
     die_with_parent,
 )
 from ramify.overlay.live.host.site import BrokerSite
+from ramify.overlay.live.wire.pauses import FULL_CODES, REPEAT_LOG_S
 from ramify.overlay.live.wire.security import ClientRole, ControlRole, NeighbourRole, Role, RouterRole
-from ramify.overlay.live.wire.streams import Endpoint, Sizes, api, connect
+from ramify.overlay.live.wire.streams import Endpoint, Sizes, api, connect, sparing
 
 __all__ = ["Child", "ClientFile", "Directory", "Machine", "MachineConfig", "RunningFile", "StreamProbe"]
 
@@ -54,6 +59,11 @@ _PROBE = "PROBE"
 _PROBE_EVERY_S = 5.0
 _CHILD_LOOK_S = 0.5
 _STOP_LIMIT_S = 20.0
+_SILENT_S = 60.0
+"""After which a process whose event loop does not run is started again; steps and plans take seconds."""
+_LOG_STUCK_S = 15.0
+_LEAST_DISK_BYTES = 4 << 20
+_PROBE_ANSWER_S = 4.0
 
 
 class Child(OwnProcess):
@@ -64,6 +74,7 @@ class Child(OwnProcess):
         self._name = name
         self._arguments = list(arguments)
         self.log = log
+        self.pulse = Pulse()
 
     @property
     def name(self) -> str:
@@ -74,6 +85,7 @@ class Child(OwnProcess):
         """Start it; nothing to do when it runs. Raises `ServerError`."""
         if self.alive:
             return
+        beats = self.pulse.pipe()
         try:
             with self.log.open("ab") as log:
                 self._process = subprocess.Popen(
@@ -81,16 +93,25 @@ class Child(OwnProcess):
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
+                    env={**os.environ, ENVIRONMENT: str(beats)},
+                    pass_fds=(beats,),
                     # a Ctrl-C in the terminal is for us alone: we end them in order
                     start_new_session=True,
                     preexec_fn=die_with_parent(),
                 )
         except (OSError, subprocess.SubprocessError) as error:
             raise ServerError(f"cannot start {self._name}: {error}") from None
+        finally:
+            os.close(beats)
 
     async def stop(self, limit_s: float = _STOP_LIMIT_S) -> None:
         """As every process; routers need a while to leave in order."""
         await super().stop(limit_s)
+        self.pulse.close()
+
+    async def beats(self) -> bool:
+        """Whether its event loop was heard of late; for `Supervisor`. One that starts counts as heard."""
+        return self.pulse.silent_s < _SILENT_S
 
     def tail(self, lines: int = 12) -> str:
         """The end of its log."""
@@ -152,7 +173,7 @@ class Machine:
         self._write_clients()
         for name, arguments in self._commands(configs):
             child = Child(name, arguments, self.directory.path / "logs" / f"{name}.log")
-            self._children[name] = Supervisor(child, every_s=_CHILD_LOOK_S)
+            self._children[name] = Supervisor(child, child.beats, every_s=_CHILD_LOOK_S)
             await self._children[name].start()
         return self._write_running()
 
@@ -161,7 +182,8 @@ class Machine:
         site = self._site()
         for broker in self.config.overlay.brokers:
             server = site.server(broker, port=ports.get(broker, 0))
-            probe = StreamProbe(server, site.ring.pair(RouterRole(broker)).seed)
+            seed = site.ring.pair(RouterRole(broker)).seed
+            probe = StreamProbe(server, seed, partial(self._log_stuck_s, broker))
             self._probes.append(probe)
             self._servers[broker] = Supervisor(server, probe, every_s=_PROBE_EVERY_S)
         if not self.config.matchmaking:
@@ -202,6 +224,11 @@ class Machine:
                 )
             )
         return found
+
+    def _log_stuck_s(self, broker: str) -> float:
+        """For how long the log of a broker has taken no write, as its router says."""
+        children = [each.server for each in self._children.values()]
+        return max((c.pulse.stuck.get(broker, 0.0) for c in children if isinstance(c, Child)), default=0.0)
 
     def _announced(self, process: str) -> list[str]:
         """Let a process serve metrics on a free port and say where."""
@@ -375,19 +402,45 @@ def _server(supervisor: Supervisor) -> Server:
 class StreamProbe:
     """Whether a server's file streams take messages: after a full disk they do not until it is restarted.
 
-    Writes one byte to a stream of one message. `close` it: a connection left open never ends trying.
+    A stream that could not be written stays dead while others of the same server work, so a broker's own
+    streams are asked: IN by a message that its router takes for nothing, OUT by what the router says of its
+    log (`log_stuck_s`; the router writes a position for the message). The control server, without these,
+    has a stream of one message. While the disk is full a restart is of no use: that is told, and waited
+    for. `close` it: a connection left open never ends trying.
     """
 
-    def __init__(self, server: Server, seed: str) -> None:
-        self._server, self._seed = server, seed
+    def __init__(self, server: Server, seed: str, log_stuck_s: Callable[[], float] | None = None) -> None:
+        self._server, self._seed, self._log_stuck_s = server, seed, log_stuck_s
         self._connection: Nats | None = None
         self._made = False
+        self._say = sparing(partial(_log.error, "%s: %s", server.name), REPEAT_LOG_S)
 
     async def __call__(self) -> bool:
         """Ask. Raises whatever goes wrong."""
+        try:
+            if await self._takes() and (self._log_stuck_s is None or self._log_stuck_s() < _LOG_STUCK_S):
+                return True
+            why = "its streams take no messages"
+        except Exception as error:
+            why = str(error) or repr(error)
+        free = shutil.disk_usage(self._server.config.store).free
+        if free >= _LEAST_DISK_BYTES:
+            raise ServerError(why)
+        self._say(OSError(f"the disk of its store is full ({free} bytes are left): make room. {why}"))
+        return True
+
+    async def _takes(self) -> bool:
         if self._connection is None:
             endpoint = Endpoint(self._server.url, self._seed, "_I.probe", "probe")
             self._connection = await connect(endpoint)
+        if self._log_stuck_s is not None:
+            try:
+                told = await self._connection.request(f"{PUBLISH}.{PROBE}", b"", timeout=_PROBE_ANSWER_S)
+            except NoRespondersError:
+                return True  # its router makes the stream: there is nothing to lose yet
+            error = json.loads(told.data).get("error")
+            # a stream that is full lives
+            return error is None or error.get("err_code") in FULL_CODES
         if not self._made:
             config = {
                 "name": _PROBE,
@@ -400,8 +453,8 @@ class StreamProbe:
             await api(self._connection, f"STREAM.CREATE.{_PROBE}", config)
         # after any fault the stream is made again: it may never have come to be, or be gone
         self._made = False
-        told = json.loads((await self._connection.request("probe", b"1", timeout=4)).data)
-        self._made = "error" not in told
+        told = await self._connection.request("probe", b"1", timeout=_PROBE_ANSWER_S)
+        self._made = "error" not in json.loads(told.data)
         return self._made
 
     async def close(self) -> None:

@@ -21,6 +21,7 @@ from ramify.overlay.live.broker.log import SupersededError
 from ramify.overlay.live.broker.matchmaker import Matchmaker, MatchmakerConfig
 from ramify.overlay.live.broker.plan_cache import PlanCache
 from ramify.overlay.live.host.broker_files import BrokerFile, read_broker_file
+from ramify.overlay.live.host.heartbeat import beat
 from ramify.overlay.live.host.metrics import BrokerMetrics, serve_metrics
 from ramify.overlay.live.wire.tasks import end_tasks, ending_signals, run_to_end
 from ramify.overlay.routing.readiness import load_kernels
@@ -69,6 +70,7 @@ async def serve_brokers(
         if announce is not None:
             announce.write_text(json.dumps({"metrics": url}))
     asked = asyncio.create_task(until_signal())
+    beats = asyncio.create_task(beat(lambda: {each.name: each.broker.stuck_s for each in brokers}))
     tasks = {asyncio.create_task(broker.run()): broker for broker in brokers}
     _log.info("brokers %s", ", ".join(broker.name for broker in brokers))
     try:
@@ -79,7 +81,7 @@ async def serve_brokers(
             for task in done:
                 _ended(tasks.pop(task), task)
     finally:
-        await end_tasks([asked, *tasks])
+        await end_tasks([asked, beats, *tasks])
     return SUPERSEDED
 
 
