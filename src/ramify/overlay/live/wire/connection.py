@@ -20,8 +20,8 @@ __all__ = ["TRANSPORT", "SteadyConnection", "read_headers"]
 _log = logging.getLogger(__name__)
 
 TRANSPORT: ContextVar[Callable[[], Transport] | None] = ContextVar("TRANSPORT", default=None)
-"""Makes the transport of every connection that is opened from here on; without one it is TCP or TLS. All that
-this package and the NATS library do runs on another transport as it is: that of a simulation, say."""
+"""Makes the transport of every connection that is opened from here on; without one it is TCP or TLS.
+All that this package and the NATS library do runs on another transport as it is, say a simulated one."""
 
 _FIRST_LINE = b"NATS/1.0"
 _STATUS_DIGITS = 3
