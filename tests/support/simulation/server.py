@@ -300,6 +300,11 @@ class SimulatedServer:
 
     # ------------------------------------------------------------------------------------- consumers
 
+    def serve(self, stream: Stream) -> None:
+        """Hand out what waits."""
+        self._serve_all(stream)
+        self._flush()
+
     def _serve_all(self, stream: Stream) -> None:
         for consumer in list(stream.consumers.values()):
             if consumer.waiting or "deliver_subject" in consumer.config:
