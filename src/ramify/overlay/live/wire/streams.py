@@ -30,7 +30,7 @@ from ramify.overlay.control.names import (
     SAMPLES,
     token,
 )
-from ramify.overlay.live.wire.connection import SteadyConnection
+from ramify.overlay.live.wire.connection import TRANSPORT, SteadyConnection
 from ramify.overlay.live.wire.pauses import LANES_AT_ONCE
 from ramify.overlay.live.wire.tasks import end_tasks
 from ramify.overlay.live.wire.tls import TlsTransport, why_hopeless
@@ -142,6 +142,8 @@ async def connect(
     if context is not None:
         options["tls"] = context
         client._transport = TlsTransport(context)
+    if (transport := TRANSPORT.get()) is not None:
+        client._transport = transport()
     made = asyncio.create_task(_made(client, options))
     try:
         waiting: list[asyncio.Future[Any]] = [made, hopeless]
