@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 from unittest import mock
 
+import nats.aio.client
 import nats.nuid
 
 __all__ = ["PROCESS", "StalledError", "VirtualLoop", "simulated", "spawn"]
@@ -212,6 +213,7 @@ def simulated(seed: int) -> Iterator[VirtualLoop]:
         (random, "random", theirs.random),
         (nats.nuid, "randbelow", theirs.randrange),
         (nats.nuid, "token_bytes", theirs.randbytes),
+        (nats.aio.client, "token_hex", lambda size: theirs.randbytes(size).hex()),
     ]
     with contextlib.ExitStack() as stack:
         for place, name, instead in patches:

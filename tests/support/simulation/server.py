@@ -159,7 +159,7 @@ class SimulatedServer:
                 for request in consumer.waiting:
                     # behind another account a server does not see that nobody listens any more
                     if not self._listens(request.reply) and stream.name == "OUT":
-                        request.is_dead = request.is_dead or self.rng.random() < 0.5
+                        request.is_dead = True
 
     def receive(self, session: _Session, data: bytes) -> None:
         generation = self._generation
@@ -344,6 +344,8 @@ class SimulatedServer:
                 self._end(consumer, request, "409 Batch Completed")
             elif request.left <= 0:
                 consumer.waiting.remove(request)
+            else:
+                consumer.waiting.rotate(-1)  # requests are served in turn
 
     def _place_of(self, consumer: Consumer, message: Message, number: int, count: int) -> str:
         stamp = int((WALL_S + message.time) * 1e9)
