@@ -28,7 +28,10 @@ def main() -> int:
         events += result.verdict.acknowledged if result.verdict else 0
         if asked.seed is not None:
             print("\n".join(result.log))
-            print(f"trace {result.trace}, {result.seconds:.1f} s, {time.process_time() - started:.2f} s of CPU")
+            print(
+                f"trace {result.trace}, {result.seconds:.1f} s, "
+                f"{time.process_time() - started:.2f} s of CPU"
+            )
         if result.is_good:
             continue
         failed.append(seed)
@@ -44,8 +47,8 @@ def main() -> int:
     count = len(list(seeds))
     cpu = time.process_time() - began
     print(
-        f"{count - len(failed):,} of {count:,} seeds passed, {virtual / 3600:.1f} simulated hours, {events:,} "
-        f"events acknowledged, {cpu:.0f} s of CPU ({cpu / max(1, count):.3f} s a seed)"
+        f"{count - len(failed):,} of {count:,} seeds passed, {virtual / 3600:.1f} simulated hours, "
+        f"{events:,} events acknowledged, {cpu:.0f} s of CPU ({cpu / max(1, count):.3f} s a seed)"
     )
     if failed:
         print("failed:", *failed)

@@ -54,7 +54,7 @@ class Act:
             "again": f"the server of {self.who} hands out again what was not acknowledged",
             "full": f"the disk of the server of {self.who} is full for {self.seconds:.1f} s",
             "replan": f"another plan is installed ({self.whom})",
-            "purge": f"somebody purges IN at {self.who}",
+            "garbage": f"a hostile client publishes an unreadable header at {self.who}",
         }
         return f"{self.at:6.2f} s  {words[self.kind]}"
 
@@ -178,6 +178,7 @@ def _fault(
         "slow": Act(at, "slow", who, whom, seconds=long),
         "again": Act(at, "again", broker),
         "full": Act(at, "full", broker, seconds=down),
+        "garbage": Act(at, "garbage", rng.choice(brokers), number=rng.randrange(100)),
     }
     if router.startswith("coordinator"):
         kinds.pop("twin")
@@ -215,6 +216,8 @@ def shrunk(scenario: Scenario, fails: Callable[[Scenario], bool], limit: int = 2
     for place, act in enumerate(scenario.acts):
         if act.kind == "publish" and act.number > 1:
             one = replace(act, number=1)
-            if still(fewer := replace(scenario, acts=(*scenario.acts[:place], one, *scenario.acts[place + 1 :]))):
+            if still(
+                fewer := replace(scenario, acts=(*scenario.acts[:place], one, *scenario.acts[place + 1 :]))
+            ):
                 scenario = fewer
     return scenario

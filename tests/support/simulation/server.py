@@ -130,6 +130,11 @@ class SimulatedServer:
         for work in waiting:
             work()
 
+    def inject(self, subject: str, head: bytes, data: bytes) -> None:
+        """Somebody publishes raw bytes."""
+        if self.is_up:
+            self._do(lambda: (self._publish(subject, "", head, data), self._flush())[0])  # type: ignore[func-returns-value]
+
     # ------------------------------------------------------------------------------------- sessions
 
     def accept(self, transport: SimulatedTransport, send: Callable[[bytes], None]) -> _Session:

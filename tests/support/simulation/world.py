@@ -52,6 +52,7 @@ from ramify.planning.demand.demand import Demand
 from ramify.planning.plans.plan import Plan
 from ramify.planning.plans.problem import Problem
 from ramify.planning.schemes.catalog import make_plan
+from raw_messages import BAD_BLOCKS
 from simulation.clock import PROCESS, StalledError, VirtualLoop, simulated, spawn
 from simulation.network import Network
 from simulation.scenario import CONDITIONS, CONTROL, Act, Scenario
@@ -171,7 +172,9 @@ class _World:
                 other: Endpoint(self.servers[other].url, inbox_prefix=f"_I.link_{name}")
                 for other in self._neighbours(name)
             },
-            tuple(sorted(c for c, at in scenario.clients.items() if at == name)) if not scenario.controlled else (),
+            tuple(sorted(c for c, at in scenario.clients.items() if at == name))
+            if not scenario.controlled
+            else (),
             Sizes(8 << 20, scenario.out_bytes, 1 << 20, 1 << 20),
         )
         broker: Broker | ControlledBroker
@@ -202,7 +205,9 @@ class _World:
     def _plan(self, scheme: str) -> Plan:
         overlay, scenario = self.overlay(), self.scenario
         rows = [
-            Subscription(f"{client}/{name}", client, scenario.clients[client], sql=sql_of(CONDITIONS[condition]))
+            Subscription(
+                f"{client}/{name}", client, scenario.clients[client], sql=sql_of(CONDITIONS[condition])
+            )
             for name, (client, condition) in sorted(scenario.subscriptions.items())
         ]
         classes = Classes.collapse(rows, overlay, SCHEMA)
@@ -212,7 +217,11 @@ class _World:
         control = Endpoint(self.servers[CONTROL].url, inbox_prefix=f"_I.coordinator_{name}")
         plan = self._plan(self.scheme)
         config = CoordinatorConfig(
-            name, control, plan=plan, replace_plan=self.plan_number > 0, replace_once=f"plan {self.plan_number}"
+            name,
+            control,
+            plan=plan,
+            replace_plan=self.plan_number > 0,
+            replace_once=f"plan {self.plan_number}",
         )
         await Coordinator(config).run()
 
@@ -266,7 +275,9 @@ class _World:
                     self.active[id] = (name, condition)
             else:
                 self.active.pop(id, None)
-                if not any(isinstance(r, SubscribeRow) and r.subscription == f"{name}/{id}" for r in self.rows):
+                if not any(
+                    isinstance(r, SubscribeRow) and r.subscription == f"{name}/{id}" for r in self.rows
+                ):
                     continue
                 place = len(self.rows)
                 self.rows.append(UnsubscribeRow(name, f"{name}/{id}", at, "unknown"))
@@ -359,7 +370,9 @@ class _World:
             return
         self.loop.stop_process(process)
         # the replacement starts well before the old one wakes, or after
-        self.loop.later(0.4 * act.seconds, lambda: self.start(act.who) if act.who not in self.dead else None)
+        self.loop.later(
+            0.4 * act.seconds, lambda: self.start(act.who) if act.who not in self.dead else None
+        )
         self.loop.later(act.seconds, lambda: self.loop.wake_process(process))
 
     def _crash(self, act: Act) -> None:
@@ -417,6 +430,11 @@ class _World:
 
         self.loop.later(act.seconds, room)
 
+    def _garbage(self, act: Act) -> None:
+        head = BAD_BLOCKS[act.number % len(BAD_BLOCKS)]
+        subject = "ramify.control.evil" if act.number >= 80 else "ramify.publish.evil"
+        self.servers[act.who].inject(subject, head, b"")
+
     # --------------------------------------------------------------------------------------- the run
 
     def looks(self) -> None:
@@ -432,7 +450,8 @@ class _World:
                 continue
             broker = state.broker if isinstance(state, ControlledBroker) else state
             status = state.status() if isinstance(state, ControlledBroker) else broker.status("s", 0.0)
-            lags = [status.lag_published, *status.lag_links.values(), *status.lag_clients.values()]
+            unread = [reader.unread for reader in broker.keeper.readers.values()]
+            lags = [status.lag_published, *status.lag_links.values(), *unread]
             if any(lags) or status.trouble or (isinstance(state, ControlledBroker) and not status.routing):
                 tells.append(f"{name}: lag {lags} {status.trouble}")
         self.rows.append(StatusRow(now, now, tuple(tells), tuple(alarms)))
@@ -461,7 +480,9 @@ class _World:
         for name in scenario.clients:
             self.to_publish[name] = asyncio.Queue()
         for name, (client, condition) in scenario.subscriptions.items():
-            row = SubscribeRow(client, f"{client}/{name}", CONDITIONS[condition], began - 1, "active", began - 1)
+            row = SubscribeRow(
+                client, f"{client}/{name}", CONDITIONS[condition], began - 1, "active", began - 1
+            )
             self.rows.append(row)
         for name in names:
             self.start(name)
@@ -493,7 +514,8 @@ class _World:
         while self.loop.time() < until:
             states = list(self.states.values())
             if len(states) == len(self.scenario.brokers) and all(
-                isinstance(each, ControlledBroker) and each.may_route() and each.status().routing for each in states
+                isinstance(each, ControlledBroker) and each.may_route() and each.status().routing
+                for each in states
             ):
                 return
             await asyncio.sleep(0.1)
