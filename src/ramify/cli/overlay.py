@@ -409,7 +409,7 @@ async def _told_plan(machine: "Machine", view: "Overview", asked: _UpRequest) ->
     from ramify.planning.plans.files import decode_plan
 
     newest = max(view.epochs, key=lambda each: each.epoch)
-    store = await Store.connect(machine.directory.viewer(machine.control_url))
+    store = await Store.join(machine.directory.viewer(machine.control_url))
     try:
         found = await store.get_large(newest.plan_key)
         granted = await store.get(REPLACED)

@@ -80,7 +80,7 @@ def test_a_probe_whose_stream_is_gone_makes_it_again(tmp_path: Path) -> None:
                 probe = StreamProbe(server, machine.directory.ring.pair(ControlRole("coordinator")).seed)
                 machine._probes.append(probe)
                 assert await probe()
-                own = await connect(machine.directory.viewer(server.url))
+                own = await connect(machine.directory.control_endpoint("coordinator", server.url))
                 await api(own, "STREAM.DELETE.PROBE", {})
                 await own.close()
                 with contextlib.suppress(Exception):

@@ -29,16 +29,27 @@ import msgspec
 from ramify.durable import replace_file
 from ramify.errors import InputError, LiveError
 from ramify.overlay.control.names import token
-from ramify.overlay.live.wire.security import ClientRole, ControlRole, KeyRing, RouterRole, accounts_config
+from ramify.overlay.live.wire.security import (
+    BrokerRole,
+    ClientRole,
+    ControlRole,
+    CoordinatorRole,
+    KeyRing,
+    OperatorRole,
+    RouterRole,
+    ViewerRole,
+    accounts_config,
+)
 from ramify.overlay.live.wire.streams import Endpoint
 
-__all__ = ["COORDINATOR", "VIEWER", "ClientFile", "Directory", "RunningFile", "write_json"]
+__all__ = ["COORDINATOR", "OPERATOR", "VIEWER", "ClientFile", "Directory", "RunningFile", "write_json"]
 
 if TYPE_CHECKING:
     from ramify.network.graphs.overlay import Overlay
 
-COORDINATOR, VIEWER = "coordinator", "viewer"
-"""Users of the control server beside the brokers: coordinators, and viewers (`ramify status`)."""
+COORDINATOR, VIEWER, OPERATOR = "coordinator", "viewer", "operator"
+"""Users of the control server beside the brokers: coordinators, who looks (`ramify status`), and who
+changes rules and moves clients (`ramify rules`, `ramify move`)."""
 
 
 class ClientFile(msgspec.Struct, frozen=True):
@@ -200,7 +211,7 @@ class Directory:
         """
         known = self.coordinators()
         for name in names:
-            if name == VIEWER or name in self.overlay().index:
+            if name in (VIEWER, OPERATOR) or name in self.overlay().index:
                 raise InputError(f"coordinator {name!r} would have the key of another: use another name")
             self.ring.pair(ControlRole(name))
         more = [*known[1:], *(name for name in dict.fromkeys(names) if name not in known)]
@@ -208,9 +219,14 @@ class Directory:
             write_json(self.path / "coordinators.json", more)
 
     def control_accounts(self) -> str:
-        """The accounts of the control server: brokers, coordinators and viewers."""
-        users = [*self.overlay().brokers, *self.coordinators(), VIEWER]
-        publics = {name: self.ring.pair(ControlRole(name)).public for name in users}
+        """The accounts of the control server: brokers, coordinators, the viewer and the operator."""
+        users: list[ControlRole] = [
+            *map(BrokerRole, self.overlay().brokers),
+            *map(CoordinatorRole, self.coordinators()),
+            ViewerRole(VIEWER),
+            OperatorRole(OPERATOR),
+        ]
+        publics = {role: self.ring.pair(role).public for role in users}
         return accounts_config(self.ring.pair(RouterRole(".control")).public, {}, {}, publics)
 
     def client_file(self, client: str) -> Path:
@@ -251,6 +267,10 @@ class Directory:
     def viewer(self, control_url: str) -> Endpoint:
         """How `ramify status` reads the control server."""
         return self.control_endpoint(VIEWER, control_url)
+
+    def operator(self, control_url: str) -> Endpoint:
+        """How `ramify rules` and `ramify move` reach it."""
+        return self.control_endpoint(OPERATOR, control_url)
 
     def control_endpoint(self, name: str, control_url: str) -> Endpoint:
         """How a broker, coordinator or viewer reaches the control server."""
