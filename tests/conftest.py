@@ -43,6 +43,7 @@ _PURE = (
     "planning",
     "workloads",
     "overlay/control",
+    "overlay/histories",
     "overlay/matchmaking",
     "overlay/routing",
 )
