@@ -14,7 +14,7 @@ from ramify.cli.app import app
 from ramify.cli.console import friendly, say
 from ramify.cli.directories import DirOption, directory_at
 from ramify.cli.status_text import rule_lines
-from ramify.cli.tls_options import TlsCa, TlsCert, TlsKey, tls_context
+from ramify.cli.tls_options import InsecureOption, TlsCa, TlsCert, TlsKey, tls_context
 from ramify.cli.weight_options import FilterWeight, MatchingWeight
 from ramify.errors import InputError, LiveError
 from ramify.overlay.live.wire.tasks import run_to_end
@@ -41,6 +41,7 @@ def rules(
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
+    insecure: InsecureOption = False,
     set_file: Annotated[
         Path | None, typer.Option("--set", help="From now on every plan must keep the rules of this file.")
     ] = None,
@@ -56,7 +57,8 @@ def rules(
     if control is None:
         endpoint = _local(directory, changes=bool(asked))
     else:
-        endpoint = control_endpoint(control, key, "rules", tls_context(tls_ca, tls_cert, tls_key))
+        context = tls_context(tls_ca, tls_cert, tls_key)
+        endpoint = control_endpoint(control, key, "rules", context, insecure=insecure)
     attempts = Attempts(endpoint.url)
     try:
         record = run_to_end(_done(endpoint, asked, attempts))

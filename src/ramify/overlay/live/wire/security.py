@@ -30,11 +30,12 @@ import ipaddress
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
+from urllib.parse import urlsplit
 
 import nkeys  # type: ignore[import-untyped]
 
@@ -74,6 +75,7 @@ __all__ = [
     "Tls",
     "ViewerRole",
     "accounts_config",
+    "check_clear_text",
     "check_listen",
     "new_user",
     "pair_of",
@@ -356,6 +358,12 @@ class KeyRing:
             _write_once(path, new_user().seed)
         return self.read(role)
 
+    def replace(self, role: Role) -> KeyPair:
+        """Make a new key in place of the user's, which is returned."""
+        former = self.read(role)
+        _write_part(self.path(role), new_user().seed, os.replace)
+        return former
+
     def read(self, role: Role) -> KeyPair:
         """The user's key. Raises `InputError` when there is none, it is damaged, or others may read it."""
         return read_seed(self.path(role), f"no key for {role.kind} {role.name!r}: copy its seed here")
@@ -378,14 +386,18 @@ def read_seed(path: Path, missing: str = "there is no such key: copy its seed he
 
 
 def _write_once(path: Path, seed: str) -> None:
+    # a link, not a rename: it never replaces a key that someone else made meanwhile
+    _write_part(path, seed, os.link)
+
+
+def _write_part(path: Path, seed: str, finish: Callable[[Path, Path], None]) -> None:
     part = path.with_name(f".{os.getpid()}-{os.urandom(6).hex()}.part")
     try:
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(seed + "\n")
             file.flush()
             os.fsync(file.fileno())
-        # a link, not a rename: it never replaces a key that someone else made meanwhile
-        os.link(part, path)
+        finish(part, path)
     except FileExistsError:
         pass
     except OSError as error:
@@ -409,36 +421,46 @@ def accounts_config(
     neighbours: Mapping[str, str],
     clients: Mapping[str, str],
     control: Mapping[ControlRole, str] | None = None,
+    former: Mapping[str, tuple[str, str]] | None = None,
+    router: str = "",
 ) -> str:
     """The `accounts` block of a broker's server, the same text for the same users.
+
+    `former` has public keys that count beside the present ones, for now, each with the kind and the name of
+    its user; `router` is the name of that user.
 
     Maps go from names to public keys. `control` adds the account CONTROL with streams of its own, and those
     of the users that share their state on this server. Raises `InputError` for a bad key, a key
     of two users, or a bad name.
     """
-    edge: list[tuple[Role, str]] = [(NeighbourRole(name), key) for name, key in sorted(neighbours.items())]
-    own: list[tuple[Role, str]] = [(ClientRole(name), key) for name, key in sorted(clients.items())]
+    keys = _Keys(former or {})
+    edge = [keys.of(NeighbourRole(name), key) for name, key in sorted(neighbours.items())]
+    own = [keys.of(ClientRole(name), key) for name, key in sorted(clients.items())]
     if len(own) > MOST_CLIENT_ACCOUNTS:
         edge, own = edge + own, []
-    shared = sorted((control or {}).items(), key=lambda user: user[0].name)
-    for (one, _), (other, _) in pairwise(shared):
-        if one.name == other.name:
-            raise InputError(f"two users of the control server are named {one.name!r}: rename one of them")
+    shared = [keys.of(role, key) for role, key in sorted((control or {}).items(), key=lambda u: u[0].name)]
+    for one, other in pairwise(shared):
+        if one.role.name == other.role.name:
+            raise InputError(
+                f"two users of the control server are named {one.role.name!r}: rename one of them"
+            )
+    routers = keys.of(RouterRole(router or "-"), router_public)
     _check_keys(
-        [("the router", router_public), *((f"{r.kind} {r.name!r}", k) for r, k in (*edge, *own, *shared))]
+        [
+            *(("the router", key) for key in routers.keys),
+            *((f"{u.role.kind} {u.role.name!r}", key) for u in (*edge, *own, *shared) for key in u.keys),
+        ]
     )
     services = (*_SERVICES, *((subject, "single") for subject, _ in _RENAMED))
     exports = [f'{{service: "{subject}", response_type: {kind}}}' for subject, kind in services]
     imports = [f'{{service: {{account: RAMIFY, subject: "{subject}"}}}}' for subject, _ in _SERVICES]
     imports += [f'{{service: {{account: RAMIFY, subject: "{a}"}}, to: "{b}"}}' for a, b in _RENAMED]
     blocks = [
-        _account("RAMIFY", [f"{{nkey: {router_public}}}"], exports=exports, jetstream=True),
-        _account("EDGE", [_user(role, key) for role, key in edge], imports=imports),
+        _account("RAMIFY", routers.lines, exports=exports, jetstream=True),
+        _account("EDGE", [line for user in edge for line in user.lines], imports=imports),
         *(
-            _account(
-                quote(f"CLIENT_{role.token}"), [_user(role, key)], imports=imports, limits=_CLIENT_LIMITS
-            )
-            for role, key in own
+            _account(quote(f"CLIENT_{user.role.token}"), user.lines, imports=imports, limits=_CLIENT_LIMITS)
+            for user in own
         ),
     ]
     if control is not None:
@@ -446,17 +468,42 @@ def accounts_config(
     return "accounts {\n" + "".join(blocks) + "}\n"
 
 
-def _control_accounts(users: Iterable[tuple[ControlRole, str]]) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class _User:
+    """A user with the keys that count for it, and its lines in an account."""
+
+    role: Role
+    keys: tuple[str, ...]
+
+    @property
+    def lines(self) -> list[str]:
+        return [_user(self.role, key) for key in self.keys]
+
+
+class _Keys:
+    def __init__(self, former: Mapping[str, tuple[str, str]]) -> None:
+        self._former: dict[tuple[str, str], list[str]] = {}
+        for key, who in sorted(former.items()):
+            self._former.setdefault(who, []).append(key)
+
+    def of(self, role: Role, key: str) -> _User:
+        more = self._former.get((role.kind, role.name), ())
+        return _User(role, (key, *(each for each in more if each != key)))
+
+
+def _control_accounts(users: Iterable[_User]) -> list[str]:
     """CONTROL with the coordinators, and an account for each other user, with what its role may use."""
     leaders, members = list[str](), list[str]()
-    for role, key in users:
+    for user in users:
+        role = user.role
         if isinstance(role, CoordinatorRole):
-            leaders.append(_user(role, key))
+            leaders += user.lines
             continue
+        assert isinstance(role, ControlRole)
         imports = [f'{{service: {{account: CONTROL, subject: "{a}"}}, to: "{b}"}}' for a, b in _STORE_API]
         imports += [f'{{service: {{account: CONTROL, subject: "{subject}"}}}}' for subject in role.writes]
         imports += [f'{{stream: {{account: CONTROL, subject: "{subject}"}}}}' for subject in role.notices]
-        members.append(_account(quote(f"CONTROL_{role.token}"), [_user(role, key)], imports=imports))
+        members.append(_account(quote(f"CONTROL_{role.token}"), user.lines, imports=imports))
     written = [f"{_KEY}.{kind}.*" for kind in BROKER_KEYS]
     asked = [f"{subject}.*" for subject in (SAMPLED, COORDINATE, OPERATE)]
     exports = [
@@ -558,6 +605,24 @@ def check_listen(host: str, tls: Tls | None) -> None:
     """Raise `InputError` when a server would listen beyond this machine without TLS."""
     if tls is None and not _is_loopback(host):
         raise InputError(f"listening on {host!r} leaves this machine: give TLS files, or use 127.0.0.1")
+
+
+def check_clear_text(url: str, *, tls: bool = False, insecure: bool = False, key: str = "") -> None:
+    """Raise `InputError` when a connection would leave this machine in the clear.
+
+    Whoever is on the way reads what is said, and can answer in the server's place. `key` names the setting
+    that has the URL.
+    """
+    if tls or insecure:
+        return
+    for each in url.split(","):
+        found = urlsplit(each)
+        if found.scheme != "tls" and not _is_loopback(found.hostname or ""):
+            raise InputError(
+                f"{key + ' ' if key else ''}{each!r} would be spoken to in the clear, and is not this "
+                "machine: give tls://, or the file of the authority that signed the server (tls_ca, "
+                "--tls-ca). Where nobody else can listen: insecure_clear_text, --insecure-clear-text"
+            )
 
 
 def _is_loopback(host: str) -> bool:
