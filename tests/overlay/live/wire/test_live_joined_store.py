@@ -108,7 +108,7 @@ def test_every_final_value_is_seen_through_restarts(tmp_path: Path) -> None:
 
 def test_a_bucket_that_was_made_anew_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its numbers start over: what comes is below what was seen."""
-    monkeypatch.setattr(module, "_LOOK_S", 0.1)
+    monkeypatch.setattr(module, "_NOTICE_LIMIT_S", 0.1)
 
     async def scenario() -> None:
         async with asyncio.timeout(LIMIT_S), Joined(tmp_path) as at:
@@ -129,7 +129,7 @@ def test_a_watch_that_heard_no_notice_looks_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Notices are lost when a reader is slow. What they tell is read all the same."""
-    monkeypatch.setattr(module, "_LOOK_S", 0.1)
+    monkeypatch.setattr(module, "_NOTICE_LIMIT_S", 0.1)
 
     async def deaf(*_: object) -> None:
         return

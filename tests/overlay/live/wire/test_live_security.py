@@ -41,7 +41,7 @@ from ramify.overlay.live.wire.tasks import run_to_end
 
 ODD = "zoë *.> x"
 """A name that would break subjects if it were not made a token."""
-WAIT_S = 5.0
+WAIT_S = 60.0
 NAMES = st.text(min_size=1, max_size=16).filter(lambda name: name.isprintable())
 
 

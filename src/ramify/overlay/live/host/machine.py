@@ -420,8 +420,8 @@ class StreamProbe:
     A stream that could not be written stays dead while others of the same server work, so a broker's own
     streams are asked: IN by a message that its router takes for nothing, OUT by what the router says of its
     log (`log_stuck_s`; the router writes a position for the message). The control server, without these,
-    has a stream of one message. `user` is who asks; its URL does not count. While the disk is full a restart
-    is of no use: that is told, and waited for. `close` it: a connection left open never ends trying.
+    has a stream of one message. `user` is who asks; its URL does not count. While the disk is full a
+    restart is of no use: that is told, and waited for. `close` it, or its connection never ends trying.
     """
 
     def __init__(

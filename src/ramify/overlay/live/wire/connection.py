@@ -8,14 +8,20 @@ dropped and told, and reading that ends for any other reason is a broken connect
 
 import logging
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from nats.aio.client import Client as Nats
+from nats.aio.transport import Transport
 from nats.errors import AuthorizationError, StaleConnectionError
 
-__all__ = ["SteadyConnection", "read_headers"]
+__all__ = ["TRANSPORT", "SteadyConnection", "read_headers"]
 
 _log = logging.getLogger(__name__)
+
+TRANSPORT: ContextVar[Callable[[], Transport] | None] = ContextVar("TRANSPORT", default=None)
+"""Makes the transport of every connection that is opened from here on; without one it is TCP or TLS.
+All that this package and the NATS library do runs on another transport as it is, say a simulated one."""
 
 _FIRST_LINE = b"NATS/1.0"
 _STATUS_DIGITS = 3

@@ -55,7 +55,7 @@ _HEADER_BYTES = 4096
 _WRONG_LAST_SEQUENCE, _NO_MESSAGE, _NO_STREAM = 10071, 10037, 10059
 _HEARTBEAT_S = 1.0
 _VANISHED_S = 0.5
-_LOOK_S = 5.0
+_NOTICE_LIMIT_S = 5.0
 _READS_AT_ONCE = 32
 _WRITE_RETRY_S = 0.1
 _TRIES = 5
@@ -699,7 +699,7 @@ class _NoticeWatch(_Watch):
                         number = max(number, (other and _noticed_revision(other)) or 0)
                     if number <= position:
                         continue
-                elif time.monotonic() - looked_s < _LOOK_S:
+                elif time.monotonic() - looked_s < _NOTICE_LIMIT_S:
                     continue
                 else:
                     looked_s = time.monotonic()

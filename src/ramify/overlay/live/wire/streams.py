@@ -32,7 +32,7 @@ from ramify.overlay.control.names import (
     SAMPLES,
     token,
 )
-from ramify.overlay.live.wire.connection import SteadyConnection
+from ramify.overlay.live.wire.connection import TRANSPORT, SteadyConnection
 from ramify.overlay.live.wire.pauses import LANES_AT_ONCE
 from ramify.overlay.live.wire.security import check_clear_text, read_seed
 from ramify.overlay.live.wire.tasks import end_tasks
@@ -156,6 +156,8 @@ async def connect(
     if context is not None:
         options["tls"] = context
         client._transport = TlsTransport(context)
+    if (transport := TRANSPORT.get()) is not None:
+        client._transport = transport()
     made = asyncio.create_task(_made(client, options))
     try:
         waiting: list[asyncio.Future[Any]] = [made, hopeless]
