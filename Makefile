@@ -61,8 +61,9 @@ format: $(READY) ## Format the code and mend what the linter can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-docs: $(READY) ## Write docs/api.md from the docstrings
+docs: $(READY) ## Write docs/api.md from the docstrings, and the roles in docs/security.md from the accounts
 	@$(BIN)/python docs/generate_api.py
+	@$(BIN)/python tests/support/role_matrix.py
 
 bench: $(READY) ## Run every benchmark in its quick form
 	@for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b --quick || exit 1; done
