@@ -351,7 +351,7 @@ def decode(data: bytes, type_: type[_T]) -> _T:
     """Read a record. Raises `InputError` with what is wrong and where."""
     try:
         return msgspec.json.decode(data, type=type_)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"this is not a {type_.__name__.lower()}: {error}") from None
 
 
