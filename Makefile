@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-all check format docs bench clean
+.PHONY: help demo test test-quick test-all chaos check format docs bench clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,12 @@ test-quick: $(KERNELS) ## Run what needs no Spark and no server: at every change
 
 test-all: $(KERNELS) ## Run the tests with their long forms
 	@$(PYTEST) --hypothesis-profile long -m 'long or not long'
+
+# a run at least; each takes a minute or two
+MINUTES ?= 10
+SEED ?=
+chaos: $(KERNELS) ## Faults on real processes for MINUTES=10, from SEED=..., and the verdict on what clients saw
+	@PYTHONPATH=tests/support $(BIN)/python tests/support/chaos.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 check: $(READY) ## Lint, format, types, layers
 	@$(BIN)/ruff check .

@@ -100,6 +100,9 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "move": CommandEntry(
         "move", "Move a client to another broker while events flow: nothing is lost or doubled."
     ),
+    "verify": CommandEntry(
+        "verify", "Try a running overlay with clients of its own, and say whether the promise was kept."
+    ),
     "demo": CommandEntry(
         "demo", "Tell the whole story: plan a day's events over 41 cloud regions, run them live, re-plan."
     ),
