@@ -49,7 +49,7 @@ test-all: $(KERNELS) ## Run the tests with their long forms
 MINUTES ?= 10
 SEED ?=
 chaos: $(KERNELS) ## Faults on real processes for MINUTES=10, from SEED=..., and the verdict on what clients saw
-	@PYTHONPATH=tests/support $(BIN)/python tests/support/chaos.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+	@PYTHONPATH=tests/support $(BIN)/python tests/support/chaos.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(RESULTS),--results)
 
 check: $(READY) ## Lint, format, types, layers
 	@$(BIN)/ruff check .
@@ -61,8 +61,10 @@ format: $(READY) ## Format the code and mend what the linter can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-docs: $(READY) ## Write docs/api.md from the docstrings
+docs: $(READY) ## Write docs/api.md from the docstrings, docs/reliability.md, and the roles in docs/security.md from the accounts
 	@$(BIN)/python docs/generate_api.py
+	@$(BIN)/python docs/generate_reliability.py
+	@$(BIN)/python tests/support/role_matrix.py
 
 bench: $(READY) ## Run every benchmark in its quick form
 	@for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b --quick || exit 1; done

@@ -245,7 +245,7 @@ class Chaos:
         home = machine.directory.clients()[client]
         at = self.whole.now()
         to = self.rng.choice([name for name in self._brokers if name != self._moved.get(client, home)])
-        control = machine.directory.viewer(machine.control_url)
+        control = machine.directory.operator(machine.control_url)
         with contextlib.suppress(LiveError, TimeoutError):
             await request_move(control, client, to, home=home, answer_s=10.0, wait_s=2.0)
             self._moved[client] = to
