@@ -80,7 +80,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     ),
     "keys": CommandEntry(
         "overlay",
-        "Make keys and the accounts of every server; or let clients into an overlay, also while it runs.",
+        "Make keys and the accounts of every server; let clients in, change keys, or keep clients out.",
     ),
     "status": CommandEntry(
         "status",

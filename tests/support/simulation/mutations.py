@@ -1,7 +1,7 @@
 """Mistakes put into the real code, one at a time: the simulation must find each.
 
-Owns the list. A mutation replaces text in the source of one function. Text that is not there is an error, so
-none is forgotten when the code changes.
+Owns the list. A mutation replaces text in the source of one function. Text that is not there is an error,
+so none is forgotten when the code changes.
 """
 
 import contextlib

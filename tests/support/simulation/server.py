@@ -1,7 +1,7 @@
 """A simulated NATS server: the client protocol, JetStream's API, and what can happen to a server.
 
-Owns sessions, subjects and the API. All accounts are one here, with the two subjects that an account of
-Ramify renames. What is on its disk (`streams`) survives `crash`; `lose_power` takes what was not synced.
+Owns sessions, subjects and the API. All accounts are one here, with the subjects that accounts of Ramify
+rename. What is on its disk (`streams`) survives `crash`; `lose_power` takes what was not synced.
 """
 
 import base64
@@ -34,6 +34,8 @@ _SUBJECTS_PAGE = 100_000
 _RENAMED = (
     ("ramify.info.", "$JS.API.CONSUMER.INFO.OUT."),
     ("ramify.last.", "$JS.API.DIRECT.GET.OUT.out.deliver."),
+    ("ramify.store.info", "$JS.API.STREAM.INFO.KV_CTL"),
+    ("ramify.store.get", "$JS.API.STREAM.MSG.GET.KV_CTL"),
 )
 _CONNECT = b"connect"
 
@@ -84,7 +86,8 @@ class SimulatedServer:
 
     @property
     def url(self) -> str:
-        return f"nats://{self.name}:{self.port}"
+        # a name of this machine, but none that pings are spared for
+        return f"nats://localhost:{self.port}"
 
     # -------------------------------------------------------------------------------- what can happen
 
@@ -293,7 +296,18 @@ class SimulatedServer:
         fresh = stream.messages.get(stream.last_seq)
         if fresh is not None and fresh.expires:
             self._later(fresh.expires - now, lambda: self._expire(stream))
+        if fresh is not None:
+            self._republish(stream, fresh)
         self._serve_all(stream)
+
+    def _republish(self, stream: Stream, message: Message) -> None:
+        """Tell of a stored message, without its data, where the stream says so."""
+        said = stream.config.get("republish")
+        if said is None:
+            return
+        to = message.subject.replace(said["src"].removesuffix(">"), said["dest"].removesuffix(">"), 1)
+        head = with_headers(Nats_Stream=stream.name, Nats_Sequence=message.seq)
+        self._deliver(to, "", head, b"")
 
     def _expire(self, stream: Stream) -> None:
         marks = stream.expire(self.loop.time())
@@ -540,6 +554,8 @@ class SimulatedServer:
     def _get(self, stream: Stream, body: dict[str, Any]) -> dict[str, Any]:
         if "last_by_subj" in body:
             message = stream.last_of(body["last_by_subj"])
+        elif "next_by_subj" in body:
+            message = stream.next_of(body["next_by_subj"], body.get("seq", 0))
         else:
             message = stream.messages.get(body.get("seq", 0))
         if message is None:

@@ -127,6 +127,13 @@ class Stream:
         seqs = self.by_subject.get(subject)
         return self.messages[seqs[-1]] if seqs else None
 
+    def next_of(self, subject: str, seq: int) -> Message | None:
+        """The first message of a subject from a number on."""
+        for each in self.seqs[bisect.bisect_left(self.seqs, seq) :]:
+            if matches(subject, self.messages[each].subject):
+                return self.messages[each]
+        return None
+
     def state(self) -> dict[str, Any]:
         subjects = sum(bool(seqs) for seqs in self.by_subject.values())
         return {

@@ -16,7 +16,7 @@ from ramify.overlay.live.broker.log import OutLog
 from ramify.overlay.live.host.server import Server, ServerConfig
 from ramify.overlay.live.host.site import BrokerSite
 from ramify.overlay.live.wire.connection import TRANSPORT
-from ramify.overlay.live.wire.security import ControlRole, RouterRole, accounts_config
+from ramify.overlay.live.wire.security import CoordinatorRole, RouterRole, accounts_config
 from ramify.overlay.live.wire.store import INITIAL, ConflictError, Lease, Store
 from ramify.overlay.live.wire.streams import (
     Endpoint,
@@ -284,13 +284,43 @@ async def control(endpoint: Endpoint, notes: Notes) -> None:
     await store.close()
 
 
+async def joined(endpoint: Endpoint, notes: Notes) -> None:
+    """A store as those see it who watch by notices."""
+    early = await Store.join(endpoint)
+    notes.append((await early.get("b.x"), await early.values("b"), await early.count("b")))
+    store = await Store.connect(endpoint)
+    revisions = [await store.put(f"b.{i}", str(i).encode()) for i in range(3)]
+    seen: list[Any] = []
+
+    async def watch() -> None:
+        async for change in early.watch("b"):
+            news = "initial" if change is INITIAL else (change.key, change.value, change.revision)
+            seen.append(news)
+
+    async def until(count: int) -> None:
+        async with asyncio.timeout(30):
+            while len(seen) < count:
+                await asyncio.sleep(0.02)
+
+    watching = asyncio.create_task(watch())
+    await until(4)
+    await early.put("b.1", b"new", revisions[1])
+    await until(5)
+    await store.delete("b.2")
+    await until(6)
+    notes.append((seen, await early.values("b"), await early.count("b"), await early.keys("b")))
+    watching.cancel()
+    for each in (early, store):
+        await each.close()
+
+
 async def state_of_store(store: Store) -> Any:
     told = await api(store._nats, "STREAM.INFO.KV_CTL", {})
     return {k: told["state"][k] for k in ("messages", "first_seq", "last_seq", "num_subjects")}
 
 
 async def with_connection(script: Any, endpoint: Endpoint, notes: Notes) -> None:
-    if script is control:
+    if script in STORES:
         await script(endpoint, notes)
         return
     connection = await connect(endpoint)
@@ -298,7 +328,8 @@ async def with_connection(script: Any, endpoint: Endpoint, notes: Notes) -> None
     await disconnect(connection)
 
 
-SCRIPTS = [publishes, batches, lanes, full, core, control]
+STORES = (control, joined)
+SCRIPTS = [publishes, batches, lanes, full, core, *STORES]
 
 
 def simulation_of(script: Any) -> Notes:
@@ -319,11 +350,11 @@ def reality_of(script: Any, directory: Path) -> Notes:
 
     async def main() -> None:
         site = BrokerSite(Overlay.build("one", ["s"], []), directory, {}, SIZES)
-        role: RouterRole | ControlRole = RouterRole("s")
-        if script is control:
-            role = ControlRole("s")
+        role: RouterRole | CoordinatorRole = RouterRole("s")
+        if script in STORES:
+            role = CoordinatorRole("s")
             hub, user = site.ring.pair(RouterRole(".control")).public, site.ring.pair(role).public
-            accounts = accounts_config(hub, {}, {}, {"s": user})
+            accounts = accounts_config(hub, {}, {}, {role: user})
             server = Server(ServerConfig(".control", directory / "control", accounts))
         else:
             server = site.server("s")

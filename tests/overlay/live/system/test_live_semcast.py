@@ -145,7 +145,7 @@ def _is_installed(view: Overview) -> bool:
 
 
 async def _head(machine: Machine, view: Overview) -> Plan:
-    store = await Store.connect(machine.directory.viewer(machine.control_url))
+    store = await Store.join(machine.directory.viewer(machine.control_url))
     try:
         found = await store.get_large(view.epochs[-1].plan_key)
     finally:
