@@ -55,7 +55,7 @@ def test_a_mistake_is_found(mutation: Mutation) -> None:
 
 
 def test_a_router_that_was_killed_after_a_rest_is_caught_up_with_soon() -> None:
-    """A request of the dead router takes every other message, until it ends; neither may others wait for it."""
+    """A request of the dead router takes every other message until it ends: that must be soon."""
     acts = (
         Act(0.5, "publish", "w0", number=1),
         Act(100.0, "kill", "router:v1", seconds=0.3),
