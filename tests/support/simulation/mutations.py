@@ -89,7 +89,7 @@ def _incomplete_is_refused() -> list[Any]:
 
 
 MUTATIONS = (
-    Mutation("the fence is dropped", _without_fence, acts=frozenset({"twin"})),
+    Mutation("the fence is dropped", _without_fence, acts=frozenset({"twin-writing"})),
     Mutation(
         "inputs are acknowledged before the step is written",
         lambda: [
