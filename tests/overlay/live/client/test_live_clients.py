@@ -63,7 +63,7 @@ MALFORMED = with_others(events_to_batch([Event("1")]), pa.array([[ITEM]], OTHERS
 
 def on_server(directory: Path, scenario: Callable[[LaneServer], Awaitable[None]]) -> None:
     async def run() -> None:
-        async with asyncio.timeout(110), lane_server(directory) as at:
+        async with asyncio.timeout(480), lane_server(directory) as at:
             await scenario(at)
 
     run_to_end(run())
@@ -884,7 +884,7 @@ def test_what_is_acknowledged_is_delivered_whatever_the_types(tmp_path: Path) ->
                     break
 
     async def run() -> None:
-        async with asyncio.timeout(110):
+        async with asyncio.timeout(480):
             await scenario()
 
     run_to_end(run())
@@ -932,7 +932,7 @@ def test_over_real_brokers_every_subscription_gets_what_it_wants_once(tmp_path: 
             await asyncio.gather(*readers, return_exceptions=True)
 
     async def run() -> None:
-        async with asyncio.timeout(110):
+        async with asyncio.timeout(480):
             await scenario()
 
     run_to_end(run())
