@@ -452,7 +452,7 @@ def test_a_server_that_comes_back_with_less_is_noticed_by_a_reader(tmp_path: Pat
             await at.start()
             await at.deliver(["alice/s"], "new")
             # the reader may look before the new one is there
-            with pytest.raises(LostPositionError, match="ends at [01], before the position 3"):
+            with pytest.raises(LostPositionError, match=r"ends at [01], before the position 3"):
                 await waiting
         assert (await at.consumer())["ack_floor"]["stream_seq"] == 0  # type: ignore[index]
 
