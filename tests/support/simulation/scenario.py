@@ -44,8 +44,8 @@ class Act:
             "kill-writing": f"{self.who} is killed before its {self.number}. write from here, "
             f"and starts again after {self.seconds:.1f} s",
             "stop": f"{self.who} stands still for {self.seconds:.1f} s",
-            "twin-writing": f"{self.who} stands still for {self.seconds:.1f} s before its {self.number}. write "
-            "from here; meanwhile another takes its place",
+            "twin-writing": f"{self.who} stands still for {self.seconds:.1f} s before its {self.number}. "
+            "write from here; meanwhile another takes its place",
             "twin": f"{self.who} stands still for {self.seconds:.1f} s; meanwhile another takes its place",
             "crash": f"the server of {self.who} crashes, and starts again after {self.seconds:.1f} s",
             "power": f"the server of {self.who} loses power for {self.seconds:.1f} s",
