@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-all chaos fuzz check format docs bench clean
+.PHONY: help demo test test-quick test-all chaos simulate fuzz check audit format docs bench clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,20 +49,31 @@ test-all: $(KERNELS) ## Run the tests with their long forms
 MINUTES ?= 10
 SEED ?=
 chaos: $(KERNELS) ## Faults on real processes for MINUTES=10, from SEED=..., and the verdict on what clients saw
-	@PYTHONPATH=tests/support $(BIN)/python tests/support/chaos.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+	@PYTHONPATH=tests/support $(BIN)/python tests/support/chaos.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(RESULTS),--results)
 
-check: $(READY) ## Lint, format, types, layers
+SEEDS ?= 200
+FROM ?= 0
+simulate: $(KERNELS) ## The overlay on simulated servers and time: SEEDS=200 FROM=0, or SEED=7 with its log
+	@PYTHONPATH=tests/support $(BIN)/python -m simulation \
+	  $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --from $(FROM))
+
+check: $(READY) ## Lint, format, types, layers, dependencies
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python .ci/audit.py
+
+audit: $(READY) ## Hold dependencies against the advisories that the package index has today
+	@$(BIN)/python .ci/audit.py --live
 
 format: $(READY) ## Format the code and mend what the linter can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-docs: $(READY) ## Write docs/api.md from the docstrings, and the roles in docs/security.md from the accounts
+docs: $(READY) ## Write docs/api.md from the docstrings, docs/reliability.md, and the roles in docs/security.md from the accounts
 	@$(BIN)/python docs/generate_api.py
+	@$(BIN)/python docs/generate_reliability.py
 	@$(BIN)/python tests/support/role_matrix.py
 
 FUZZ_MINUTES ?= 10

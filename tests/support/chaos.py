@@ -1,6 +1,6 @@
 """Chaos on real processes: an overlay under load and faults, and the verdict on what its clients saw.
 
-    python tests/support/chaos.py --minutes 10 [--seed N] [--scenario storm|singles|matchmaking]
+    python tests/support/chaos.py --minutes 10 [--seed N] [--scenario storm|singles|matchmaking|storage]
 
 A run is a minute or so of faults. Each has a seed of its own, which draws the load and the faults with
 their targets and lengths; a run with the same seed does the same as far as real processes go. `--seed N
@@ -27,6 +27,7 @@ from cuts import WiredMachine
 from faults import Chaos, small_disk
 from machines import LIMITS, started, until_routing
 from project import ROOT
+from ramify.errors import LiveError
 from ramify.network.graphs.overlay import Link, Overlay
 from ramify.overlay.histories.checker import judge
 from ramify.overlay.histories.files import HistoryFile
@@ -42,7 +43,7 @@ from results import add_result
 from running import SMALL
 
 LEASE_S = 4
-SCENARIOS = ("storm", "singles", "matchmaking")
+SCENARIOS = ("storm", "singles", "matchmaking", "storage")
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class ChaosPlan:
     seed: int
     scenario: str = "storm"
     duration_s: float = 50.0
-    rate_per_s: float = 300.0
+    rate_per_s: float = 1000.0
     kinds: tuple[str, ...] = ()
     most_faults: int = 1000
     settle_s: float = 180.0
@@ -87,13 +88,13 @@ class ChaosSums:
     runs: int = 0
     sums: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
-    recovery_s: list[float] = field(default_factory=list)
+    recoveries: list[tuple[str, float]] = field(default_factory=list)
     broken: list[int] = field(default_factory=list)
 
     def add(self, seed: int, found: HistoryVerdict) -> None:
         self.runs += 1
         self.faults.update(found.faults)
-        self.recovery_s += found.recovery_s
+        self.recoveries += found.recoveries
         self.sums.update(
             acknowledged=found.acknowledged,
             due=found.due,
@@ -106,14 +107,20 @@ class ChaosSums:
             self.broken.append(seed)
 
     def figures(self) -> dict[str, Any]:
+        recovery_s = [longest for _, longest in self.recoveries]
+        kinds = {what for what, _ in self.recoveries}
         return {
             "runs": self.runs,
             **dict(self.sums),
             "faults": self.faults.total(),
             "faults_by_kind": dict(sorted(self.faults.items())),
-            "recovery_s_p50": quantile(self.recovery_s, 0.5),
-            "recovery_s_p99": quantile(self.recovery_s, 0.99),
-            "recoveries": len(self.recovery_s),
+            "recovery_s_p50": quantile(recovery_s, 0.5),
+            "recovery_s_p99": quantile(recovery_s, 0.99),
+            "recoveries": len(recovery_s),
+            "recovery_s_p50_by_kind": {
+                kind: quantile([s for what, s in self.recoveries if what == kind], 0.5)
+                for kind in sorted(kinds)
+            },
             "broken_seeds": self.broken,
         }
 
@@ -166,6 +173,8 @@ async def run_chaos(path: Path, plan: ChaosPlan, history: Path) -> HistoryVerdic
             plan.seed,
             duration_s=plan.duration_s,
             rate_per_s=plan.rate_per_s,
+            most_events=max(10, round(plan.rate_per_s / 20)),
+            subscriptions=2,
             settle_s=plan.settle_s,
             ordered=plan.ordered,
             about=f"chaos {plan.scenario}, seed {plan.seed}",
@@ -206,10 +215,17 @@ async def _chaos(
     until = time.monotonic() + plan.duration_s
     if plan.scenario == "singles":
         while time.monotonic() < until and chaos.done < plan.most_faults:
-            await until_routing(machine)
+            await _until_routing_again(machine)
             await asyncio.sleep(3.0)
             await chaos.single_kill()
             await asyncio.sleep(12.0)
+        return
+
+    if plan.scenario == "storage":
+        while time.monotonic() < until and chaos.done < plan.most_faults:
+            await asyncio.sleep(rng.uniform(2.0, 5.0))
+            await chaos.do(rng.choice(sorted(plan.kinds or chaos.destroyers())))
+            await _until_routing_again(machine)
         return
 
     async def faults(kinds: list[str]) -> None:
@@ -221,8 +237,18 @@ async def _chaos(
     planned = [kind for kind in kinds if kind in ("switch", "move")]
     others = [kind for kind in kinds if kind not in planned]
     # several faults at once, plans that change meanwhile
-    lines = [others, others, planned] if plan.most_faults > len(kinds) else [kinds]
+    lines = [*[others] * 4, planned] if plan.most_faults > len(kinds) else [kinds]
     await asyncio.gather(*(faults(line) for line in lines if line))
+
+
+async def _until_routing_again(machine: WiredMachine) -> None:
+    """A look may fail while servers come back."""
+    async with asyncio.timeout(240):
+        while True:
+            with contextlib.suppress(LiveError):
+                await until_routing(machine)
+                return
+            await asyncio.sleep(0.2)
 
 
 def main() -> None:
@@ -244,7 +270,9 @@ def main() -> None:
         turn = ("storm", "singles", "storm", "matchmaking")[number % 4]
         scenario = turn if asked.scenario == "all" else asked.scenario
         kinds = tuple(kind for kind in asked.kinds.split(",") if kind)
-        found = _one(ChaosPlan(seed + number, scenario, kinds=kinds), asked.keep)
+        # how long events wait is measured where they hardly wait otherwise
+        rate = 100.0 if scenario in ("singles", "storage") else 1000.0
+        found = _one(ChaosPlan(seed + number, scenario, rate_per_s=rate, kinds=kinds), asked.keep)
         sums.setdefault(scenario, ChaosSums()).add(seed + number, found)
         number += 1
     result = {

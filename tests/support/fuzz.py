@@ -9,9 +9,11 @@ tests/fuzz/corpus/<target>/. Once it is mended, the file stays, and `make test` 
 
 import argparse
 import hashlib
+import importlib
 import importlib.util
 import os
 import random
+import re
 import resource
 import subprocess
 import sys
@@ -99,6 +101,11 @@ def run_guided(target: str, seconds: float, seed: int) -> int:
     """The same under atheris, which ends the process at a find."""
     import atheris
 
+    # what numba compiles must stay as it is written
+    for path in (Path(importlib.util.find_spec("ramify").submodule_search_locations[0])).rglob("*.py"):
+        if re.search(r"^@(compiled|inlined)", path.read_text(encoding="utf-8"), re.MULTILINE):
+            parts = path.with_suffix("").parts
+            importlib.import_module(".".join(parts[len(parts) - parts[::-1].index("ramify") - 1 :]))
     folders = ["ramify.content.filters", "ramify.content.events.framing", "ramify.content.events.records"]
     folders += [
         "ramify.overlay.control",

@@ -1,8 +1,14 @@
-"""The figures of docs/reliability.md: what the long runs found, with the command and the seed of each."""
+"""The figures of docs/reliability.md: what the long runs found, with the command and the seed of each.
+
+    python benchmarks/soak.py | python tests/support/results.py soak "benchmarks/soak.py"
+
+adds what a run prints as its last line.
+"""
 
 import json
 import platform
 import subprocess
+import sys
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
@@ -41,3 +47,8 @@ def about() -> dict[str, str]:
         "nats_server": told.split()[-1].removeprefix("v"),
         "python": platform.python_version(),
     }
+
+
+if __name__ == "__main__":
+    kind, command = sys.argv[1:]
+    add_result(kind, {"command": command, **json.loads(sys.stdin.read().splitlines()[-1])})
