@@ -185,7 +185,7 @@ class _Story:
             await machine.start()
             tasks.append(asyncio.create_task(machine.watch()))
             await until_routing(machine, _DEMO_LIMIT_S)
-            store = await Store.connect(self._directory.viewer(machine.control_url))
+            store = await Store.join(self._directory.viewer(machine.control_url))
             tasks += await self._connect(machine)
             clients = len(self._clients)
             say(f"All brokers route, {clients} clients are connected ({time.monotonic() - began:.0f} s).")
@@ -285,8 +285,8 @@ class _Story:
 
     async def _read(self, name: str) -> None:
         async for delivered in self._clients[name].deliveries():
-            for event in delivered.events.column("id").to_pylist():
-                for subscription in delivered.subscriptions:
+            for row, event in enumerate(delivered.events.column("id").to_pylist()):
+                for subscription in delivered.subscriptions_of(row):
                     self._got[str(event), subscription] += 1
 
     async def _publish(self, events: Sequence[pa.RecordBatch], when: str) -> list[pa.RecordBatch]:

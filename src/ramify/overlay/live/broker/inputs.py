@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from nats.aio.client import Client as Nats
 
 from ramify.errors import InputError
-from ramify.overlay.control.intake import ClientMessage
+from ramify.overlay.control.intake import ARROW_TYPE, ClientMessage
 from ramify.overlay.control.lanes import Inlet, LaneVerdict
 from ramify.overlay.control.names import PROBE, name_of, token
 from ramify.overlay.control.steps import NeighbourMessage
@@ -38,6 +38,9 @@ CLIENTS = "*"
 ROWS_POSITION, AT = "/rows", "/at"
 
 _MOST_STEP_BYTES = 8 << 20
+_MOST_STEP_RECORDS = 20_000
+"""What the JSON messages of a step may hold, by their commas: two bytes can be a record that is rejected,
+which costs more than a hundred times as much as its bytes."""
 _MOST_DIGITS = 20
 
 
@@ -117,6 +120,14 @@ class StepInput:
         return ClientMessage(client, self.message.payload, kind, id_, self.message.sequence)
 
     @property
+    def most_records(self) -> int:
+        """More records than this a client's JSON cannot hold; 0 of what is not parsed record by record."""
+        message = self.message
+        if self.source.name != CLIENTS or message.headers.get("Content-Type") == ARROW_TYPE:
+            return 0
+        return message.payload.count(b",") + 1
+
+    @property
     def linked(self) -> NeighbourMessage | None:
         """As a neighbour's; None if a client published it."""
         if self.source.name == CLIENTS:
@@ -142,7 +153,7 @@ class Inputs(dict[str, Input]):
         are here. They may come in another order than the first time, so no bounds hold for those."""
         if begun is not None:
             return self._again(begun) if self._is_whole(begun, positions) else []
-        room = _MOST_STEP_BYTES
+        room, records = _MOST_STEP_BYTES, _MOST_STEP_RECORDS
         taken: list[StepInput] = []
         for source in list(self.values()):
             if source.key + ROWS_POSITION in positions:
@@ -155,7 +166,8 @@ class Inputs(dict[str, Input]):
             for each in self._take(source, None):
                 taken.append(each)
                 room -= len(each.message.payload)
-                if room <= 0 or len(taken) >= most:
+                records -= each.most_records
+                if min(room, records) <= 0 or len(taken) >= most:
                     return taken
         return taken
 
