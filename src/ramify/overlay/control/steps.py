@@ -159,6 +159,19 @@ class StepState(Protocol):
         """Go on from the state that the log has; None when it has none."""
 
 
+Intake: TypeAlias = tuple[list[pa.RecordBatch], list[RejectedMessage]]
+"""Events that could be read, and what could not."""
+
+
+def _are_same(some: Sequence[ClientMessage], others: Sequence[ClientMessage]) -> bool:
+    """Whether these are the same messages; payloads are not compared when they are one object."""
+    return len(some) == len(others) and all(
+        a.payload is b.payload
+        and (a.client, a.position, a.id, a.content_type) == (b.client, b.position, b.id, b.content_type)
+        for a, b in zip(some, others, strict=True)
+    )
+
+
 class Stepper(ABC):
     """What a broker routes with. What goes out is written here; `step` decides what that is."""
 
@@ -172,6 +185,24 @@ class Stepper(ABC):
         self.muted: set[str] = set()
         # what a message may have, headers included; servers say how much they take
         self.most_bytes = MOST_FRAME_BYTES + (1 << 20)
+        # what was read last, and from which messages: a step that is cut, or tried again, needs it again
+        self._intake: tuple[tuple[ClientMessage, ...], Intake] | None = None
+
+    def take_in(self, published: Sequence[ClientMessage]) -> Intake:
+        """The events of clients' messages (`take_in_by_client`); of the same messages again it is known.
+
+        Reading many attributes takes long. It touches nothing else of the broker, so it may be done in
+        another thread before the step, which then finds it done.
+        """
+        messages = tuple(published)
+        known = self._intake
+        if known is None or not _are_same(known[0], messages):
+            known = self._intake = messages, take_in_by_client(messages, self._limits)
+        return known[1]
+
+    def forget_intake(self) -> None:
+        """A step is done: its messages do not come again."""
+        self._intake = None
 
     @property
     @abstractmethod
@@ -331,7 +362,7 @@ class Node(Stepper):
         sends: _Sends = {}
         hands: Deliveries = {}
         if published:
-            taken, rejected = take_in_by_client(published, self._limits)
+            taken, rejected = self.take_in(published)
             done.rejected += [] if first else rejected
             done.readable = sum(events.num_rows for events in taken)
             done.published = some_rows(taken, first, done.readable if end is None else end)

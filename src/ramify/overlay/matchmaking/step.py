@@ -280,7 +280,7 @@ class MatchNode(Stepper):
         done: StepResult,
     ) -> None:
         first, end = rows
-        taken, rejected = take_in_by_client(published, self._limits)
+        taken, rejected = self.take_in(published)
         done.rejected += [] if first else rejected
         done.readable += (count := sum(events.num_rows for events in taken))
         refused: list[pa.RecordBatch] = []
