@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-all chaos check audit format docs bench clean
+.PHONY: help demo test test-quick test-all chaos simulate check audit format docs bench clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,12 @@ MINUTES ?= 10
 SEED ?=
 chaos: $(KERNELS) ## Faults on real processes for MINUTES=10, from SEED=..., and the verdict on what clients saw
 	@PYTHONPATH=tests/support $(BIN)/python tests/support/chaos.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(RESULTS),--results)
+
+SEEDS ?= 200
+FROM ?= 0
+simulate: $(KERNELS) ## The overlay on simulated servers and time: SEEDS=200 FROM=0, or SEED=7 with its log
+	@PYTHONPATH=tests/support $(BIN)/python -m simulation \
+	  $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --from $(FROM))
 
 check: $(READY) ## Lint, format, types, layers, dependencies
 	@$(BIN)/ruff check .
