@@ -26,6 +26,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import nats.errors
@@ -113,6 +114,12 @@ class DeliveredBatch:
     def subscriptions_of(self, row: int) -> tuple[str, ...]:
         """The subscriptions that the event of a row is for."""
         return self.subscriptions if self.by_row is None else self.by_row[row]
+
+    def runs(self) -> list[tuple[tuple[str, ...], range]]:
+        """The rows in their order, those that follow each other for the same subscriptions together."""
+        rows = range(self.events.num_rows)
+        runs = [list(some) for _, some in groupby(rows, key=self.subscriptions_of)]
+        return [(self.subscriptions_of(some[0]), range(some[0], some[-1] + 1)) for some in runs]
 
 
 class LaneClient:

@@ -468,9 +468,8 @@ def _by_subscriptions(
 ) -> Iterator[tuple[tuple[str, ...], tuple[tuple[str, str], ...]]]:
     """The events of a delivery in their order, those that follow each other for the same subscriptions
     together, as (id, digest); of subscriptions only those of this run."""
-    rows = enumerate(batch_to_events(batch.events))
-    for ids, some in itertools.groupby(rows, key=lambda row: batch.subscriptions_of(row[0])):
+    events = [(event.id, digest(event.attributes)) for event in batch_to_events(batch.events)]
+    for ids, rows in batch.runs():
         own = tuple(id for id in ids if id.startswith(prefix))
-        events = tuple((event.id, digest(event.attributes)) for _, event in some)
         if own:
-            yield own, events
+            yield own, tuple(events[row] for row in rows)
