@@ -153,9 +153,6 @@ MUTATIONS = (
     ),
     Mutation("a header that cannot be read ends reading", _plain_connection, acts=frozenset({"garbage"})),
     Mutation(
-        "a batch that is not whole counts as refused", _incomplete_is_refused, acts=frozenset({"full"})
-    ),
-    Mutation(
         "a plan is retired before its last frame has arrived",
         lambda: [
             rewritten(
