@@ -128,8 +128,9 @@ class Broker:
         self.clients: set[str] = set(config.clients)
         self.keeper = Keeper(config.sizes)
         self.ready = asyncio.Event()
-        # what went wrong last
+        # what went wrong last; and what its server does not answer, as long as that is so
         self.trouble = ""
+        self._silence = ""
         self._gate = gate
         self._on_commit = on_commit
         self._arrived = asyncio.Event()
@@ -249,7 +250,7 @@ class Broker:
             entered=dict(c.entered),
             lag_published=published,
             lag_links=links,
-            trouble=self.trouble,
+            trouble=self._silence or self.trouble,
         )
 
     async def post(self, output: Output, then: Callable[[], None] = lambda: None) -> None:
@@ -335,6 +336,8 @@ class Broker:
         def told(why: str) -> None:
             what = "its server" if name == CLIENTS else f"the server of {name}"
             _log.warning("broker %s cannot reach %s: %s", self.config.name, what, why)
+            if name == CLIENTS:
+                self._silence = f"the broker cannot reach its server: {why}"
 
         failed = sparing(told, REPEAT_LOG_S)
         while True:
@@ -705,8 +708,12 @@ class Broker:
                 async with asyncio.timeout(_PURGE_EVERY_S):
                     await self._crowded.wait()
             self._crowded.clear()
-            with contextlib.suppress(LiveError, nats.errors.Error, TimeoutError, OSError):
+            try:
                 await self.purge()
+                self._silence = ""
+            except (LiveError, nats.errors.Error, TimeoutError, OSError) as error:
+                # a server that hangs, or cannot be reached, says nothing by itself: nothing waits, it seems
+                self._silence = f"the broker's server does not answer: {error}"
             if self._size.settle():
                 await asyncio.to_thread(give_back)
 
