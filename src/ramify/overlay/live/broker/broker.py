@@ -307,7 +307,8 @@ class Broker:
         """Read a neighbour's lane to here, from when its server and its router are there."""
         connection = await self._connected(name, endpoint)
         consumer = f"link_{token(self.config.name)}"
-        puller = Puller(connection, OUT, consumer, self._arrived, f"{INFO}.{consumer}")
+        # a router that comes back waits for what was handed out to the one before
+        puller = Puller(connection, OUT, consumer, self._arrived, f"{INFO}.{consumer}", short=True)
         source = Input(name, puller, connection)
         for attempt in count():
             try:
@@ -643,7 +644,12 @@ class Broker:
     async def _take_over(self) -> None:
         """Become the one router of this broker."""
         await self._out.load()
-        await self._out.claim()
+        try:
+            await self._out.claim()
+        except LogFullError as error:
+            # The first write that finds room claims it too. Until then readers must be served, and what
+            # they have be forgotten: who waits for room here waits for ever.
+            self.trouble = str(error)
         await self._recover()
 
     async def _recover(self) -> None:

@@ -77,7 +77,7 @@ class Input:
     def lag(self) -> int:
         """Messages that wait here and, when it was last heard of, at its server."""
         buffer = self.puller.buffer
-        return len(buffer) + _left(buffer[-1]) if buffer else self.behind
+        return len(buffer) + _left(buffer[-1]) if buffer else max(self.behind, self.puller.unread)
 
     def number(self, message: PulledMessage) -> int:
         """The number of a message on this input."""
