@@ -463,4 +463,7 @@ def tells_of(view: Overview) -> tuple[tuple[str, ...], tuple[str, ...]]:
         tells += [f"{broker.name}: suspended {name} ({why})" for name, why in status.suspended.items()]
         waits = {"IN": status.lag_published, **status.lag_links, **status.lag_clients}
         tells += [f"{broker.name}: {count} wait in {lane}" for lane, count in waits.items() if count]
+    for epoch in view.epochs:
+        late = "; ".join(f"{name} {why}" for name, why in epoch.waiting.items())
+        tells += [f"epoch {epoch.epoch} {epoch.state}: {late}"] if late else []
     return tuple(tells), ()
