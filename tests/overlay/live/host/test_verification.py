@@ -32,6 +32,7 @@ def test_all_is_well_and_nothing_waits() -> None:
         (view(lag_links={"v1": 2}), "2 wait in v1"),
         (view(lag_clients={"bob": 1}), "1 wait in bob"),
         (replace(view(), epochs=[EpochView(2, "draining", 1, "p", {"v1": "has 3 left"})]), "v1 has 3 left"),
+        (replace(view(), leader=None), "no coordinator leads"),
         (Overview(None), "no brokers"),
         (Overview(None, brokers=[BrokerView("v0", "lost", None, None)]), "no word"),
     ],

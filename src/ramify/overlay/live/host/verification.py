@@ -451,6 +451,8 @@ async def _quietly(asked: Awaitable[object]) -> None:
 def tells_of(view: Overview) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What a look says that events wait for, and what it says is lost."""
     tells: list[str] = [] if view.brokers else ["no brokers"]
+    if view.leader is None and not view.matchmaking:
+        tells.append("no coordinator leads")
     for broker in view.brokers:
         if broker.state != "routing":
             tells.append(f"{broker.name}: {broker.state}")
