@@ -130,7 +130,6 @@ class OutLog:
         if self._begun is not None:
             marks |= _begun_marks(encode_positions(self._begun), self._epoch, self._links_done)
         await self._write([Output(LOG, b"")], {}, marks)
-        self._claimed = True
 
     async def load(self) -> LogEnd:
         """Read where the log ends.
@@ -255,6 +254,7 @@ class OutLog:
         self._unsure = []
         self._last += len(messages)
         self._numbers.update(numbers)
+        self._claimed = True
 
     def _check(self, answer: bytes, messages: int) -> None:
         told = json.loads(answer or b"{}")
