@@ -122,8 +122,8 @@ class Running:
     async def _read(self, name: str) -> None:
         client = await self.client(name)
         async for delivered in client.deliveries():
-            for event in delivered.events.column("id").to_pylist():
-                for subscription in delivered.subscriptions:
+            for row, event in enumerate(delivered.events.column("id").to_pylist()):
+                for subscription in delivered.subscriptions_of(row):
                     self.delivered[event, subscription] += 1
 
     async def publish(self, world: World, suffix: str = "", size: int = 20) -> None:
