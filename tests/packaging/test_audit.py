@@ -28,7 +28,7 @@ def audit() -> ModuleType:
 
 def test_what_this_project_needs_is_in_order(audit: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert audit.main([]) == 0
-    assert "held against" in capsys.readouterr().out
+    assert "bounds and licences" in capsys.readouterr().out
 
 
 def test_each_fault_is_found(audit: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,14 +46,6 @@ def test_each_fault_is_found(audit: ModuleType, monkeypatch: pytest.MonkeyPatch)
     licences = {"a": "MIT License", "b": "GNU General Public License v3", "c": "", "d": "Apache-2.0"}
     monkeypatch.setattr(audit, "licence_of", licences.__getitem__)
     assert [row.split()[0] for row in audit.unlicensed(licences)] == ["b", "c"]
-
-
-def test_versions_that_are_known_to_be_bad_are_found(audit: ModuleType) -> None:
-    advisories, when = audit.offline_advisories()
-    assert when >= "2021-07-01"
-    (found,) = audit.bad_offline({"numpy": "1.16.0", "msgspec": "0.22.0"}, advisories)
-    assert "CVE-2019-6446" in found
-    assert audit.bad_offline({"numpy": "2.4.6"}, advisories) == []
 
 
 def test_all_that_comes_along_is_looked_at(audit: ModuleType) -> None:
@@ -82,4 +74,4 @@ def test_the_index_is_asked_and_its_silence_is_said(
         monkeypatch.setattr(audit.urllib.request, "urlopen", silence)
         capsys.readouterr()
         assert audit.main(["--live"]) == 0
-        assert "NOT against those of today" in capsys.readouterr().out
+        assert "NOT held against advisories" in capsys.readouterr().out
