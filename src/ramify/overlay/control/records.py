@@ -41,6 +41,7 @@ __all__ = [
     "RULES",
     "STATE",
     "Advertisement",
+    "Alarm",
     "Answer",
     "ClientPlace",
     "ClientRecord",
@@ -301,6 +302,14 @@ class LinkCount(msgspec.Struct, frozen=True, array_like=True):
     wire_bytes: int
 
 
+class Alarm(msgspec.Struct, frozen=True):
+    """What a broker has lost, and where; `at` is in seconds since 1970."""
+
+    at: float
+    about: str
+    what: str
+
+
 class Status(msgspec.Struct, frozen=True, omit_defaults=True):
     """A broker's counters since `started` (seconds since 1970); they start over with a new session."""
 
@@ -333,6 +342,9 @@ class Status(msgspec.Struct, frozen=True, omit_defaults=True):
     lag_clients: dict[str, int] = {}
     suspended: dict[str, str] = {}
     trouble: str = ""
+    # what was lost of late, and how many alarms there were since `started`
+    alarms: list[Alarm] = []
+    alarms_told: int = 0
     # where matches are made: clients here, descriptors stored and data channels through here
     clients: int = 0
     descriptors: int = 0
