@@ -6,11 +6,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 KERNELS := $(VENV)/.kernels
 # more than two cores' worth: live tests mostly wait
-WORKERS ?= 3
+WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
+# tests start hundreds of processes: where nothing is kept, each would compile what it imports
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-all check format docs bench clean
+.PHONY: help demo test test-quick test-all chaos check format docs bench clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +45,12 @@ test-quick: $(KERNELS) ## Run what needs no Spark and no server: at every change
 test-all: $(KERNELS) ## Run the tests with their long forms
 	@$(PYTEST) --hypothesis-profile long -m 'long or not long'
 
+# a run at least; each takes a minute or two
+MINUTES ?= 10
+SEED ?=
+chaos: $(KERNELS) ## Faults on real processes for MINUTES=10, from SEED=..., and the verdict on what clients saw
+	@PYTHONPATH=tests/support $(BIN)/python tests/support/chaos.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(RESULTS),--results)
+
 check: $(READY) ## Lint, format, types, layers
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -53,8 +61,10 @@ format: $(READY) ## Format the code and mend what the linter can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-docs: $(READY) ## Write docs/api.md from the docstrings
+docs: $(READY) ## Write docs/api.md from the docstrings, docs/reliability.md, and the roles in docs/security.md from the accounts
 	@$(BIN)/python docs/generate_api.py
+	@$(BIN)/python docs/generate_reliability.py
+	@$(BIN)/python tests/support/role_matrix.py
 
 bench: $(READY) ## Run every benchmark in its quick form
 	@for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b --quick || exit 1; done

@@ -95,16 +95,16 @@ def _unit(nodeid: str) -> str:
     warm. Tests of another module stay together, except for those of a live overlay, which mostly wait and
     have servers of their own unless a fixture of the module starts them.
     """
-    name = nodeid.partition("::")[0]
-    text = _text(_HERE.parent / name)
-    if re.search(r'\bspark: "?SparkSession|usefixtures\("spark"\)', text):
-        return "spark"
-    return name if "overlay/live" not in name or 'scope="module"' in text else nodeid
+    return _module_unit(nodeid.partition("::")[0]) or nodeid
 
 
 @cache
-def _text(path: Path) -> str:
-    return path.read_text()
+def _module_unit(name: str) -> str | None:
+    """The unit of all tests of a module; None if each of them is one."""
+    text = (_HERE.parent / name).read_text()
+    if re.search(r'\bspark: "?SparkSession|usefixtures\("spark"\)', text):
+        return "spark"
+    return name if "overlay/live" not in name or 'scope="module"' in text else None
 
 
 def _rank(item: pytest.Item) -> int:

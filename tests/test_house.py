@@ -16,8 +16,6 @@ MODULES = sorted(path for path in SOURCE.rglob("*.py"))
 
 # Words that end like participles and are nouns, or words of the papers and of their messages.
 NOUNS = {"Crossing", "Everything", "Joined", "Marking", "Matching", "Pruning", "Routing", "Seed", "Stamped"}
-# Still to be renamed, with the next change of their modules.
-PENDING = {("_Peeked", "content.events.framing"), ("_Rated", "content.matching.access")}
 
 
 @cache
@@ -93,7 +91,7 @@ def test_values_are_named_by_nouns() -> None:
         if (word := name.lstrip("_")) not in NOUNS
         and (re.fullmatch(r"[A-Z][a-z]+(ed|ing)", word) or word in irregular)
     }
-    assert found <= PENDING
+    assert found == set()
 
 
 def constants() -> Iterator[tuple[str, str]]:
@@ -166,3 +164,9 @@ def test_rooms_in_the_picture_are_the_rooms_there_are() -> None:
     }
     words = set(re.findall(r"[a-z_]+", picture))
     assert floors | rooms | live <= words
+    drawn = {
+        name
+        for row in re.findall(r"[a-z_]+(?: [<|] [a-z_]+)+", picture)
+        for name in re.split(" [<|] ", row)
+    }
+    assert drawn == rooms | live

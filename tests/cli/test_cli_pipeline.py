@@ -106,9 +106,6 @@ def test_all_tables_are_written_and_come_back(log: Path, tmp_path: Path) -> None
     assert set(read_table(tmp_path / "t", "content_space")["grid"].to_pylist()) == {
         "price", "type", "price x type",
     }  # fmt: skip
-    code, out, _ = run("tables", *on(log), "--out", str(tmp_path / "t2"))
-    assert code == 0
-    assert "demand" in out
 
 
 @pytest.mark.parametrize("form", ["ndjson", "cloudevents"])
@@ -166,7 +163,7 @@ def test_everything_bad_is_reported_by_name_and_place_and_the_rest_proceeds(
         ("bad.ndjson", 3, "not_json"),
         ("notes.txt", None, "unknown_kind"),
     }
-    counts = told("plan", *options, code=1)
+    counts = told("plan", *options[: options.index("--tables")], code=1)
     assert counts["rows_in"] == counts["rows_good"] + counts["rows_quarantined"]
     assert counts["rows_good"] == 703
 
@@ -252,8 +249,9 @@ def test_events_without_a_broker_are_named_and_the_exit_code_tells(log: Path, tm
     assert "not used: 50 of 100 events in 1 file" in err
     found = told("plan", *options, code=1)
     assert found["publishers_without_broker"] == {"atlantis": 50}
-    code, _, err = run("tables", *options[:8], "--out", str(tmp_path / "t"))
+    code, out, err = run("tables", *options[:8], "--out", str(tmp_path / "t"))
     assert code == 1
+    assert "demand" in out
     assert "atlantis (50)" in err
     nobody = tmp_path / "nobody.ndjson"
     nobody.write_text(json.dumps({"id": "1", "publisher": "atlantis"}))

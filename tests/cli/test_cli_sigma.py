@@ -166,3 +166,13 @@ def test_the_other_commands_take_the_spelling(tmp_path: Path) -> None:
     case = {"sigma": json.loads(rule), "event": {"Image": "C:\\x.exe"}, "expect": True}
     file.write_text(json.dumps(case) + "\n" + json.dumps({**case, "sigma": {}, "expect": "refused"}))
     assert run("test-filter", "--cases", str(file))[0] == 0
+
+
+def test_files_without_a_rule_are_named(tmp_path: Path) -> None:
+    code, _, said = run("sigma", str(tmp_path), "--client", "soc", "--broker", "v0")
+    assert code == 2
+    assert "no file below ends in .yml or .yaml" in said
+    (tmp_path / "empty.yml").write_text("# nothing yet\n")
+    code, _, said = run("sigma", str(tmp_path), "--client", "soc", "--broker", "v0")
+    assert code == 1
+    assert "the file holds no rule" in said

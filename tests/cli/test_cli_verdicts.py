@@ -126,3 +126,38 @@ def test_a_bad_event_of_a_case_spoils_no_other_and_numbers_may_be_huge(tmp_path:
     assert verdicts["list"].error is not None
     assert verdicts["huge"].passed
     assert verdicts["self"].passed
+
+
+def test_a_spelling_that_is_named_is_the_one_that_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "cases.jsonl"
+    cases = [
+        {"sql": {"a": [1]}, "event": {"a": 1}},
+        {"sql": None, "event": {"a": 1}},
+        {"pattern": ["a"], "event": {"keywords": "a"}},
+        {"keywords": {"a": [1]}, "event": {"a": 1}},
+    ]
+    file.write_text("\n".join(map(json.dumps, cases)))
+    assert [judge(case).matched for case in read_cases(file)] == [None] * 4
+    assert "dict is not SQL" in run("test-filter", "--cases", str(file))[1]
+
+
+def test_a_byte_order_mark_and_windows_lines_are_fine(tmp_path: Path) -> None:
+    cases, events = tmp_path / "cases.jsonl", tmp_path / "events.ndjson"
+    cases.write_bytes(b'\xef\xbb\xbf{"sql": "x = 1", "event": {"x": 1}, "expect": true}\r\n\r\n')
+    events.write_bytes(b'\xef\xbb\xbf{"x": 1}\r\n{"x": 2}\r\n')
+    assert run("test-filter", "--cases", str(cases))[0] == 0
+    assert run("test-filter", "x = 1", "--events", str(events))[1].splitlines() == [
+        "line 1: matches",
+        "line 2: does not match",
+    ]
+
+
+@pytest.mark.parametrize(
+    "line", ['{"x":' * 100_000, '{"x": 1}, "y": {"x": 1}', "[" * 100_000, '{"x": NaN}', "\0", '{"x": "\0"}']
+)
+def test_an_event_that_cannot_be_read_is_named_and_the_others_are_judged(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "events.ndjson"
+    file.write_text(f'{{"x": 1}}\n{line}\n{{"x": 1}}\n')
+    code, out, _ = run("test-filter", "x = 1", "--events", str(file), "--json")
+    assert code == 1
+    assert [json.loads(row)["matched"] for row in out.splitlines()] == [True, None, True]

@@ -11,9 +11,8 @@ from nats.aio.client import Client as Nats
 
 from ramify.errors import LiveError
 from ramify.overlay.control.epochs import Ask, BrokerReport, Epochs, Flip, Install, Retire
-from ramify.overlay.control.names import token
+from ramify.overlay.control.names import COORDINATE, token
 from ramify.overlay.control.records import (
-    COORDINATE,
     STATE,
     Answer,
     ControlState,
@@ -26,7 +25,7 @@ from ramify.overlay.control.records import (
 from ramify.overlay.control.registry import applied
 from ramify.overlay.control.revisions import PlanChanges
 from ramify.overlay.live.host.server import Server
-from ramify.overlay.live.wire.security import ControlRole, accounts_config, new_user
+from ramify.overlay.live.wire.security import ControlRole, CoordinatorRole, accounts_config, new_user
 from ramify.overlay.live.wire.store import INITIAL, Lease, Store
 from ramify.overlay.live.wire.streams import Endpoint, connect
 from ramify.overlay.live.wire.tasks import end_tasks, together
@@ -34,7 +33,9 @@ from ramify.planning.plans.files import decode_plan
 from ramify.planning.plans.plan import Plan
 
 USERS = {name: new_user() for name in ("brokers", "k0", "k1", "k2", "test")}
-ACCOUNTS = accounts_config(new_user().public, {}, {}, {name: pair.public for name, pair in USERS.items()})
+ACCOUNTS = accounts_config(
+    new_user().public, {}, {}, {CoordinatorRole(n): p.public for n, p in USERS.items()}
+)
 
 
 def endpoint(server: Server, name: str) -> Endpoint:
@@ -167,7 +168,7 @@ class Asker:
             asked = msgspec.structs.replace(request, wait_s=slice_s)
             data = encode(ForwardedRequest(broker, client, asked, reason))
             try:
-                told = await self._nats.request(COORDINATE, data, timeout=slice_s + 1)
+                told = await self._nats.request(f"{COORDINATE}.{token(broker)}", data, timeout=slice_s + 1)
             except (nats.errors.Error, TimeoutError, OSError):
                 await asyncio.sleep(0.1)
                 continue

@@ -111,7 +111,11 @@ def sql_verdict(node: Any, row: Mapping[str, Any]) -> bool | None:
             return like_regex(pattern).fullmatch(value) is not None if isinstance(value, str) else None
         case Contains(path, value):
             found = row.get(path)
-            return None if kind_of(found) != "array" else any(same(e, value) for e in found)
+            if kind_of(found) != "array":
+                return None
+            # an element of another type, or null, may be the one that is looked for
+            known = all(kind_of(e) == kind_of(value) for e in found)
+            return any(same(e, value) for e in found) or (False if known else None)
     raise TypeError(node)
 
 

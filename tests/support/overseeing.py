@@ -12,9 +12,8 @@ from nats.aio.msg import Msg
 
 from ramify.errors import LiveError
 from ramify.overlay.control.epochs import BrokerReport, Epochs
-from ramify.overlay.control.names import name_of
+from ramify.overlay.control.names import COORDINATE, name_of
 from ramify.overlay.control.records import (
-    COORDINATE,
     STATE,
     Answer,
     ControlState,
@@ -27,7 +26,13 @@ from ramify.overlay.control.revisions import PlanChange, PlanChanges
 from ramify.overlay.live.broker.controlled import ControlledBroker, ControlledConfig
 from ramify.overlay.live.broker.plan_cache import PlanCache
 from ramify.overlay.live.host.server import Server, ServerConfig
-from ramify.overlay.live.wire.security import ControlRole, RouterRole, accounts_config
+from ramify.overlay.live.wire.security import (
+    BrokerRole,
+    ControlRole,
+    CoordinatorRole,
+    RouterRole,
+    accounts_config,
+)
 from ramify.overlay.live.wire.store import INITIAL, Lease, Store
 from ramify.overlay.live.wire.streams import Endpoint, connect
 from ramify.overlay.live.wire.tasks import end_tasks
@@ -122,7 +127,8 @@ class Overseen:
         self.wires = Running(world.overlay, world.attachments, directory)
         self.site = self.wires.site
         names = [*world.overlay.brokers, "leader"]
-        publics = {name: self.site.ring.pair(ControlRole(name)).public for name in names}
+        roles = [CoordinatorRole(name) if name == "leader" else BrokerRole(name) for name in names]
+        publics = {role: self.site.ring.pair(role).public for role in roles}
         accounts = accounts_config(self.site.ring.pair(RouterRole(".control")).public, {}, {}, publics)
         self.control = Server(ServerConfig(".control", directory / "control", accounts))
         self.plans = PlanCache()
@@ -144,7 +150,7 @@ class Overseen:
 
     async def lead(self) -> None:
         """Answer requests from now on."""
-        await self._wire.subscribe(COORDINATE, cb=self.leader.came)
+        await self._wire.subscribe(f"{COORDINATE}.*", cb=self.leader.came)
 
     def control_endpoint(self, name: str) -> Endpoint:
         return self.site.endpoint(ControlRole(name), self.control.url)

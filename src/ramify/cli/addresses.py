@@ -27,12 +27,19 @@ def server_url(text: str) -> str:
     except ValueError:
         good = False
     if not good:
-        raise InputError(f"{text!r} is not the URL of a server: give nats://host:port, or tls://host:port")
+        raise InputError(
+            f"{text!r} is not the URL of a server: give tls://host:port, or nats://127.0.0.1:port"
+        )
     return text
 
 
 def control_endpoint(
-    control: str, key: Path | None, name: str, tls: "ssl.SSLContext | None" = None
+    control: str,
+    key: Path | None,
+    name: str,
+    tls: "ssl.SSLContext | None" = None,
+    *,
+    insecure: bool = False,
 ) -> "Endpoint":
     """A control server elsewhere, as one of its users. Raises `InputError` without a usable key."""
     from ramify.overlay.live.wire.security import ControlRole, read_seed
@@ -41,7 +48,8 @@ def control_endpoint(
     if key is None:
         raise InputError("give --key with --control: the seed file of a user of the control server")
     role = ControlRole("viewer")
-    return Endpoint(server_url(control), read_seed(key).seed, role.inbox_prefix, name, tls)
+    seed = read_seed(key).seed
+    return Endpoint(server_url(control), seed, role.inbox_prefix, name, tls, insecure, key)
 
 
 class Attempts:

@@ -80,7 +80,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     ),
     "keys": CommandEntry(
         "overlay",
-        "Make keys and the accounts of every server; or let clients into an overlay, also while it runs.",
+        "Make keys and the accounts of every server; let clients in, change keys, or keep clients out.",
     ),
     "status": CommandEntry(
         "status",
@@ -99,6 +99,9 @@ COMMANDS: Mapping[str, CommandEntry] = {
     ),
     "move": CommandEntry(
         "move", "Move a client to another broker while events flow: nothing is lost or doubled."
+    ),
+    "verify": CommandEntry(
+        "verify", "Try a running overlay with clients of its own, and say whether the promise was kept."
     ),
     "demo": CommandEntry(
         "demo", "Tell the whole story: plan a day's events over 41 cloud regions, run them live, re-plan."

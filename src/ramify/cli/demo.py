@@ -185,7 +185,7 @@ class _Story:
             await machine.start()
             tasks.append(asyncio.create_task(machine.watch()))
             await until_routing(machine, _DEMO_LIMIT_S)
-            store = await Store.connect(self._directory.viewer(machine.control_url))
+            store = await Store.join(self._directory.viewer(machine.control_url))
             tasks += await self._connect(machine)
             clients = len(self._clients)
             say(f"All brokers route, {clients} clients are connected ({time.monotonic() - began:.0f} s).")

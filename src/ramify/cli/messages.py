@@ -22,7 +22,7 @@ from ramify.cli.addresses import server_url
 from ramify.cli.app import app
 from ramify.cli.console import REJECTED_SHOWN, SOME_BAD_ROWS, err, friendly
 from ramify.cli.inputs import IdField, TimeField, TimeUnitOption, field_mapping
-from ramify.cli.tls_options import TlsCa, TlsCert, TlsKey, tls_context
+from ramify.cli.tls_options import InsecureOption, TlsCa, TlsCert, TlsKey, tls_context
 from ramify.content.events.events import FIXED_COLUMNS, DecodedBatch, RejectedRecord
 from ramify.content.events.flatten import FieldMapping, TimeUnit
 from ramify.content.events.readers import JsonForm, LogKind, read_events
@@ -60,6 +60,7 @@ def pub(
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
+    insecure: InsecureOption = False,
     id_field: IdField = "id",
     time_field: TimeField = "time",
     time_unit: TimeUnitOption = TimeUnit.NONE,
@@ -70,7 +71,8 @@ def pub(
     ] = None,
 ) -> None:
     """Publish events. Each batch is stored before the next is read; bad lines are named and skipped."""
-    where = _where(client, url, key, directory, tls_context(tls_ca, tls_cert, tls_key))
+    context = tls_context(tls_ca, tls_cert, tls_key)
+    where = _where(client, url, key, directory, context, insecure)
     mapping = field_mapping(id_field, "publisher", time_field, time_unit)
     parts = _read(source, mapping)
     done = run_to_end(_publish(client, where, parts, mapping, give_up, advertise or []))
@@ -95,6 +97,7 @@ def sub(
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
+    insecure: InsecureOption = False,
     sql: Annotated[str | None, typer.Option(help="The filter as SQL.")] = None,
     pattern: Annotated[str | None, typer.Option(help="The filter as a JSON pattern.")] = None,
     sigma: Annotated[
@@ -124,7 +127,8 @@ def sub(
 
     The next command may print the last events again, unless there is a position file.
     """
-    where = _where(client, url, key, directory, tls_context(tls_ca, tls_cert, tls_key))
+    context = tls_context(tls_ca, tls_cert, tls_key)
+    where = _where(client, url, key, directory, context, insecure)
     wanted = _filter(sql, pattern, keywords, sigma)
     if wanted is None and id is not None:
         raise InputError("an id needs a filter: give --sql, --pattern, --keywords or --sigma")
@@ -135,7 +139,7 @@ def sub(
 # ------------------------------------------------------------------------------------------ connecting
 
 
-_Where = tuple[str, Path, ssl.SSLContext | None]
+_Where = tuple[str, Path, ssl.SSLContext | None, bool]
 
 
 def _where(
@@ -144,14 +148,15 @@ def _where(
     key: Path | None,
     directory: Path | None,
     tls: ssl.SSLContext | None = None,
+    insecure: bool = False,
 ) -> _Where:
-    """The server, the file of the key, and the authorities to trust."""
+    """The server, the file of the key, the authorities to trust, and whether clear text is allowed."""
     if directory is not None and url is None and key is None:
         place = place_of(directory, client)
-        return place.url, place.seed_file, tls
+        return place.url, place.seed_file, tls, insecure
     if url is None or key is None or directory is not None:
         raise InputError("say where to connect: --url and --key, or --dir of a running `ramify up`")
-    return server_url(url), key, tls
+    return server_url(url), key, tls, insecure
 
 
 def _filter(
@@ -188,7 +193,8 @@ async def _publish(
     """How many events were accepted, how many of them had been before, and how many are bad."""
     accepted = bad = 0
     columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} events accepted"))
-    async with Client.connect(name, where[0], seed_file=where[1], tls=where[2]) as client:
+    url, key, tls, insecure = where
+    async with Client.connect(name, url, seed_file=key, tls=tls, insecure_clear_text=insecure) as client:
         for filter_ in advertised:
             await client.advertise(sql=filter_)
         with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as shown:
@@ -295,7 +301,10 @@ async def _print_events(
 ) -> None:
     after = None if position is None else position.after
     skipped = 0
-    async with Client.connect(name, where[0], seed_file=where[1], tls=where[2], after=after) as client:
+    url, key, tls, insecure = where
+    async with Client.connect(
+        name, url, seed_file=key, tls=tls, after=after, insecure_clear_text=insecure
+    ) as client:
         own = None
         if wanted is not None:
             made = await client.subscribe(

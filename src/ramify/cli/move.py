@@ -77,7 +77,7 @@ def move(
             "no overlay with a coordinator runs from this directory: start one with `ramify up --movable`",
             path=str(files.path),
         )
-    asking = _MoveCommand(files, files.viewer(running.control_url), reason, ttl, answer_within, as_json)
+    asking = _MoveCommand(files, files.operator(running.control_url), reason, ttl, answer_within, as_json)
     if not suggest:
         if client is None or broker is None or apply or access is not None:
             raise InputError(
@@ -195,7 +195,7 @@ async def _connected(control: "Endpoint") -> "Store":
     attempts = Attempts(control.url)
     try:
         async with asyncio.timeout(_MOVE_LIMIT_S):
-            return await Store.connect(control, failed=attempts)
+            return await Store.join(control, failed=attempts)
     except TimeoutError:
         raise attempts.error(_MOVE_LIMIT_S) from None
 

@@ -16,9 +16,9 @@ from ramify.cli.addresses import server_url
 from ramify.cli.app import app
 from ramify.cli.console import friendly, say
 from ramify.cli.directories import DirOption, directory_at
-from ramify.cli.durations import HalfLifeOption, half_life_of
+from ramify.cli.durations import HalfLifeOption, duration_s, half_life_of
 from ramify.cli.logs import SparkOption
-from ramify.cli.tls_options import TlsCa, TlsCert, TlsKey, tls_context
+from ramify.cli.tls_options import InsecureOption, TlsCa, TlsCert, TlsKey, tls_context
 from ramify.cli.weight_options import FilterWeight, MatchingWeight
 from ramify.errors import InputError, LiveError, PlanError
 from ramify.network.graphs.overlay import Overlay
@@ -103,7 +103,9 @@ def broker(
 @app.command()
 @friendly
 def coordinator(
-    control: Annotated[str, typer.Option(help="The control server, nats://host:port.")],
+    control: Annotated[
+        str, typer.Option(help="The control server: tls://host:port, or nats:// on this machine.")
+    ],
     key: Annotated[Path, typer.Option(help="The seed file of this coordinator.")],
     name: Annotated[
         str, typer.Option(help="The name of this coordinator; each needs its own.")
@@ -132,6 +134,7 @@ def coordinator(
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
+    insecure: InsecureOption = False,
     metrics_port: Annotated[
         int | None, typer.Option(help="Serve Prometheus figures on this port; 0 picks one.")
     ] = None,
@@ -152,7 +155,9 @@ def coordinator(
     begun = None if plan is None else read_plan(plan)
     known = graph if begun is None else begun.overlay
     asked = given_rules(rules, per_filter, per_matching, known, begun)
-    endpoint = Endpoint(server_url(control), seed, role.inbox_prefix, f"control {name}", context)
+    endpoint = Endpoint(
+        server_url(control), seed, role.inbox_prefix, f"control {name}", context, insecure, key
+    )
     settings = CoordinatorOptions(
         name,
         endpoint,
@@ -409,7 +414,7 @@ async def _told_plan(machine: "Machine", view: "Overview", asked: _UpRequest) ->
     from ramify.planning.plans.files import decode_plan
 
     newest = max(view.epochs, key=lambda each: each.epoch)
-    store = await Store.connect(machine.directory.viewer(machine.control_url))
+    store = await Store.join(machine.directory.viewer(machine.control_url))
     try:
         found = await store.get_large(newest.plan_key)
         granted = await store.get(REPLACED)
@@ -434,17 +439,32 @@ def keys(
         typer.Option("--coordinator", help="NAME of a standby coordinator. Repeat it for more."),
     ] = None,
     movable: MovableOption = False,
+    rotate: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME of a client, broker, coordinator, viewer or operator: give it new keys."),
+    ] = None,
+    overlap: Annotated[
+        str, typer.Option(help="How long rotated keys count yet: 30s, 10m, 1h; 0s for stolen ones.")
+    ] = "10m",
+    revoke: Annotated[
+        list[str] | None, typer.Option(help="NAME of a client that is let in no more.")
+    ] = None,
 ) -> None:
-    """Make keys and the accounts of every server; or let clients into an overlay, also while it runs.
+    """Make keys and the accounts of every server; let clients in, change keys, or keep clients out.
 
-    For servers of your own: put `accounts/<broker>.conf` into the configuration of each server, and give
-    each broker and client its seed. Keys are made once and then kept.
+    An overlay that runs from the directory takes changes within a second or two. For servers of your
+    own, include `accounts/<broker>.conf` in the configuration of each server, and give each broker and
+    client its seed; the command says which servers to reload. Keys are made once and then kept.
+
+    A rotated key counts for a while beside the new one. Whoever reads its key from the file goes on with
+    the new one by itself when the old one ends, and nothing is lost.
     """
     from ramify.overlay.control.names import token
     from ramify.overlay.live.host.site import BrokerSite
     from ramify.overlay.live.wire.security import ClientRole, ControlRole, NeighbourRole, RouterRole
 
     files = directory_at(directory)
+    overlap_s = _overlap_s(overlap)
     graph = files.overlay() if overlay is None else overlay_from(overlay)
     attached = _attached(client or [], graph)
     if overlay is not None:
@@ -453,23 +473,36 @@ def keys(
     files.add_coordinators(coordinator or [])
     if movable:
         files.make_movable()
+    # names first: a wrong one must not leave half of the work done
+    for name in rotate or []:
+        files.roles_of(name)
+    changed = [(name, files.rotate(name, overlap_s)) for name in rotate or []]
+    left = [(name, files.revoke(name)) for name in revoke or []]
     ring, clients = files.ring, files.clients()
-    site = BrokerSite(graph, files.path, clients, movable=files.movable)
+    site = BrokerSite(graph, files.path, clients, movable=files.movable, former=files.former())
     accounts = files.path / "accounts"
-    accounts.mkdir(exist_ok=True)
+    accounts.mkdir(mode=0o700, exist_ok=True)
+    reload: list[str] = []
     for name in graph.brokers:
         for role in (RouterRole(name), NeighbourRole(name), ControlRole(name)):
             ring.pair(role)
-        _write(accounts / f"{token(name)}.conf", site.accounts(name))
-    _write(accounts / "control.conf", files.control_accounts())
+        reload += _write(accounts / f"{token(name)}.conf", site.accounts(name))
+    reload += _write(accounts / "control.conf", files.control_accounts())
     say(f"keys in {ring.directory}, accounts of {len(graph)} servers and the control server in {accounts}")
     for text in client or []:
         name = text.rpartition("@")[0]
         say(f"client {name}: key {ring.path(ClientRole(name))}")
     for name in coordinator or []:
         say(f"coordinator {name}: key {ring.path(ControlRole(name))}")
+    for name, roles in changed:
+        made = ", ".join(ring.path(role).name for role in roles)
+        say(f"{name}: new {made}; the old keys count until {_clock(overlap_s)}")
+    for name, where in left:
+        say(f"{name}: its key counts nowhere any more; its subscriptions at {where} end with their lease")
     if files.running() is not None:
-        say("the running overlay lets them in within a second")
+        say("the running overlay takes this within a second or two")
+    elif reload:
+        _say_reloads(reload, changed, left, overlap_s)
 
 
 # ------------------------------------------------------------------------------------------------ parts
@@ -524,11 +557,41 @@ def _attached(clients: Sequence[str], overlay: Overlay) -> dict[str, str]:
     return found
 
 
-def _write(path: Path, text: str) -> None:
+def _overlap_s(text: str) -> float:
+    if text.strip() in ("0", "0s"):
+        return 0.0
     try:
+        return duration_s(text)
+    except InputError as error:
+        raise InputError(f"--overlap: {error}") from None
+
+
+def _clock(ahead_s: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(time.time() + ahead_s))
+
+
+def _say_reloads(
+    changed: Sequence[str], rotated: Sequence[object], left: Sequence[object], overlap_s: float
+) -> None:
+    """What is to be done where servers are one's own."""
+    some = ", ".join(changed[:4]) + (f" and {len(changed) - 4} more" if len(changed) > 4 else "")
+    say(f"servers of your own: give them {some} and reload them (nats-server --signal reload)")
+    if rotated:
+        say("then put the new key files where those users run; they are read at the next connection")
+        say(f"after {_clock(overlap_s)} run `ramify keys` again, and reload: old keys are left out then")
+    if left:
+        say("a client that was kept out is cut off by the reload")
+
+
+def _write(path: Path, text: str) -> list[str]:
+    """Write a file; its name, if that changed it."""
+    try:
+        if path.exists() and path.read_text() == text:
+            return []
         path.write_text(text)
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror}", path=str(path)) from None
+    return [path.name]
 
 
 def check_schemes(first: str, others: str) -> None:

@@ -14,7 +14,7 @@ from ramify.cli.app import app
 from ramify.cli.console import friendly, say
 from ramify.cli.directories import DirOption, directory_at
 from ramify.cli.status_text import rule_lines
-from ramify.cli.tls_options import TlsCa, TlsCert, TlsKey, tls_context
+from ramify.cli.tls_options import InsecureOption, TlsCa, TlsCert, TlsKey, tls_context
 from ramify.cli.weight_options import FilterWeight, MatchingWeight
 from ramify.errors import InputError, LiveError
 from ramify.overlay.live.wire.tasks import run_to_end
@@ -41,6 +41,7 @@ def rules(
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
+    insecure: InsecureOption = False,
     set_file: Annotated[
         Path | None, typer.Option("--set", help="From now on every plan must keep the rules of this file.")
     ] = None,
@@ -52,11 +53,12 @@ def rules(
     """Show the rules and weights of a running overlay, or change them while it runs."""
     if clear and (set_file is not None or per_filter is not None or per_matching is not None):
         raise InputError("--clear cannot go with --set or weights: leave one of them out")
-    if control is None:
-        endpoint = _local(directory)
-    else:
-        endpoint = control_endpoint(control, key, "rules", tls_context(tls_ca, tls_cert, tls_key))
     asked = _RulesChange(set_file, clear, per_filter, per_matching)
+    if control is None:
+        endpoint = _local(directory, changes=bool(asked))
+    else:
+        context = tls_context(tls_ca, tls_cert, tls_key)
+        endpoint = control_endpoint(control, key, "rules", context, insecure=insecure)
     attempts = Attempts(endpoint.url)
     try:
         record = run_to_end(_done(endpoint, asked, attempts))
@@ -69,7 +71,7 @@ def rules(
         say(line)
 
 
-def _local(directory: Path) -> "Endpoint":
+def _local(directory: Path, *, changes: bool) -> "Endpoint":
     """The control server of the overlay that runs from a directory."""
     files = directory_at(directory)
     running = files.running()
@@ -77,7 +79,7 @@ def _local(directory: Path) -> "Endpoint":
         why = "no overlay runs from this directory: start it with `ramify up`"
         reason = why if running is None else "an overlay with matchmaking has no plans, and so no rules"
         raise InputError(reason, path=str(files.path))
-    return files.viewer(running.control_url)
+    return (files.operator if changes else files.viewer)(running.control_url)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ async def _done(endpoint: "Endpoint", asked: _RulesChange, attempts: Attempts) -
     from ramify.overlay.live.wire.store import Store
 
     async with asyncio.timeout(_RULES_LIMIT_S):
-        store = await Store.connect(endpoint, failed=attempts)
+        store = await Store.join(endpoint, failed=attempts)
         try:
             found = await store.get(RULES)
             try:

@@ -13,7 +13,7 @@ from ramify.cli.addresses import Attempts, ControlKeyOption, ControlOption, cont
 from ramify.cli.app import app
 from ramify.cli.console import friendly, out
 from ramify.cli.directories import DirOption, directory_at
-from ramify.cli.tls_options import TlsCa, TlsCert, TlsKey, tls_context
+from ramify.cli.tls_options import InsecureOption, TlsCa, TlsCert, TlsKey, tls_context
 from ramify.errors import InputError
 from ramify.overlay.live.wire.tasks import run_to_end
 
@@ -36,6 +36,7 @@ def status(
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
+    insecure: InsecureOption = False,
     watch: Annotated[bool, typer.Option(help="Show it again every two seconds, until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -54,7 +55,7 @@ def status(
         place = looking_here(files, running, attempts)
     else:
         context = tls_context(tls_ca, tls_cert, tls_key)
-        endpoint = control_endpoint(control, key, "status", context)
+        endpoint = control_endpoint(control, key, "status", context, insecure=insecure)
         attempts = Attempts(endpoint.url)
         place = looking(endpoint, attempts)
     try:

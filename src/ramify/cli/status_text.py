@@ -66,6 +66,9 @@ def _remarks(broker: BrokerView) -> list[str]:
     found = [f"suspended {name} ({why})" for name, why in status.suspended.items()]
     if status.trouble:
         found.append(f"trouble: {status.trouble}")
+    for alarm in status.alarms:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(alarm.at))
+        found.append(f"lost, {when}: {alarm.what}")
     if status.recoveries:
         times = "once" if status.recoveries == 1 else f"{status.recoveries:,} times"
         found.append(f"started over from its log {times}")

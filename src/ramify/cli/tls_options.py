@@ -8,7 +8,7 @@ import typer
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["TlsCa", "TlsCert", "TlsKey", "tls_context"]
+__all__ = ["InsecureOption", "TlsCa", "TlsCert", "TlsKey", "tls_context"]
 
 TlsCa = Annotated[
     Path | None,
@@ -18,6 +18,14 @@ TlsCert = Annotated[
     Path | None, typer.Option(help="Our certificate (PEM), for servers that verify clients.")
 ]
 TlsKey = Annotated[Path | None, typer.Option(help="The key of --tls-cert, unless that file has it.")]
+
+InsecureOption = Annotated[
+    bool,
+    typer.Option(
+        "--insecure-clear-text",
+        help="Speak to another machine without TLS: only where nobody else can listen.",
+    ),
+]
 
 
 def tls_context(ca: Path | None, cert: Path | None, key: Path | None) -> "ssl.SSLContext | None":

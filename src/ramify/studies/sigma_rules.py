@@ -90,7 +90,10 @@ def rule_subscriptions(
 def _files(paths: Iterable[str | Path]) -> Iterator[Path]:
     for path in map(Path, paths):
         if path.is_dir():
-            yield from sorted(found for found in path.rglob("*") if found.suffix in _SUFFIXES)
+            below = sorted(found for found in path.rglob("*") if found.suffix in _SUFFIXES)
+            if not below:
+                raise InputError(f"no file below ends in {' or '.join(_SUFFIXES)}", path=str(path))
+            yield from below
         else:
             yield path
 
@@ -105,12 +108,15 @@ def _documents(path: Path) -> Iterator[tuple[str, int, Any]]:
     if len(data) > RULE_FILE_BYTES:
         yield str(path), 1, BadRule(str(path), f"the file is longer than {RULE_FILE_BYTES} bytes: split it")
         return
-    number = 0
+    number, held = 0, False
     try:
         for number, document in enumerate(yaml.load_all(data, _RuleLoader), 1):
             place = str(path) if number == 1 else f"{path} (document {number})"
             if document is not None:
                 yield place, number, document
+                held = True
+        if not held:
+            yield str(path), 1, BadRule(str(path), "the file holds no rule")
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         yield str(path), number + 1, BadRule(str(path), f"not YAML ({reason})")

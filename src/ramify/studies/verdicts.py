@@ -6,16 +6,16 @@ Owns the answer for one event (`matches`), and cases that say what the answer sh
 
 import json
 import math
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from ramify.content.events.attributes import AttributeValue, Event, text_path, time_text
 from ramify.content.events.flatten import FieldMapping
+from ramify.content.events.framing import WHITESPACE
 from ramify.content.events.timestamps import parse_timestamps
 from ramify.content.filters.expressions import Explanation
 from ramify.content.filters.expressions import explain as explain_filter
@@ -79,12 +79,9 @@ def _attributes(given: AnyEvent) -> Mapping[str, AttributeValue]:
         text = given.encode() if isinstance(given, str) else given
     except UnicodeEncodeError:
         raise InputError("the event has half of a surrogate pair, which is no character") from None
-    try:
-        is_object = msgspec.json.decode(text, type=msgspec.Raw) and text.lstrip().startswith(b"{")
-    except msgspec.DecodeError as error:
-        raise InputError(f"the event cannot be used: {error}") from None
-    if not is_object:
-        raise InputError("the event cannot be used: it must be a JSON object")
+    text = text.removeprefix(BOM_UTF8).strip(WHITESPACE)
+    # read on its own first: as a field of a record it could end that record, and begin another field
+    as_event(text, _READ)
     read = as_event(b'{"%s":%s}' % (_FIELD.encode(), text), _READ)
     prefix = f"{_FIELD}."
     held = {path.removeprefix(prefix): value for path, value in read.attributes.items()}
@@ -144,7 +141,7 @@ def read_cases(path: str | Path) -> Iterator[Case]:
     not so.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise InputError(f"the cases cannot be read ({error.strerror or error})", path=str(path)) from None
     except UnicodeDecodeError as error:

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from ramify.content.events.events import Event
@@ -12,6 +12,7 @@ from ramify.content.filters.keywords import parse_keywords
 from ramify.content.filters.pattern import parse_pattern, parse_pattern_expression
 from ramify.content.filters.sql import parse_sql
 from ramify.content.filters.work import Work
+from ramify.errors import FilterError
 from strategies import filters, patterns, rows
 
 EVENTS = st.lists(rows(), min_size=4, max_size=8)
@@ -37,7 +38,10 @@ def test_patterns_are_two_valued_under_not_too(
     pattern: dict[str, object], events: list[dict[str, object]]
 ) -> None:
     expression = parse_pattern_expression(pattern)
-    negated = compile_filter(Not(expression))
+    try:
+        negated = compile_filter(Not(expression))
+    except FilterError:  # its complement takes too many boxes
+        reject()
     assert all(evaluate(expression, e) in (True, False) for e in events)
     assert all(negated.holds(e) == (not evaluate(expression, e)) for e in events)
 

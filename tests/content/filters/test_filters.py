@@ -159,13 +159,19 @@ def test_too_many_alternatives_are_refused() -> None:
     assert len(points(0, MAX_BOXES).boxes) == MAX_BOXES
 
 
-def test_patterns_and_keywords_past_the_limit_are_refused() -> None:
+def test_patterns_past_the_limit_are_refused() -> None:
     wide = {f"a{k}": [{"suffix": "x"}, {"anything-but": {"wildcard": "*y*"}}] for k in range(40)}
     with pytest.raises(FilterError, match=r"more than 1024 boxes|too much work") as caught:
         parse_pattern(wide)
     assert caught.value.text is not None
-    with pytest.raises(FilterError, match=r"more than 1024 boxes|too much work"):
-        parse_keywords([[f"a{k}", f"b{k}"] for k in range(MAX_BOXES + 1)])
+
+
+def test_a_part_that_has_tests_is_taken_out_of_a_larger_one() -> None:
+    """What is left of "ends with x, or is -1" without "ends with x" is -1, in arrays too."""
+    f = parse_pattern({"$or": [{"b": [{"suffix": "x"}]}, {"b": [-1], "tags": ["a"]}]})
+    assert f.covers(f & parse_keywords(["a"], "tags"))
+    plain = parse_pattern({"b": [{"prefix": {"equals-ignore-case": ""}}, {"equals-ignore-case": "1-2"}]})
+    assert plain == parse_pattern({"b": [{"prefix": ""}]})
 
 
 def test_a_field_with_many_undecidable_matches_takes_no_exponential_time() -> None:

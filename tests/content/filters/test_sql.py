@@ -502,3 +502,19 @@ def test_the_least_integers_have_a_suffix_too() -> None:
 @pytest.mark.parametrize("name", ["_x", "__", "_", "_1", "_x._y", "d._z", "_5L", "_1D"])
 def test_names_may_begin_with_an_underscore(name: str) -> None:
     assert parse_sql(f"{name} = 5 AND {name} IS NOT NULL").holds({name: 5})
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "x.a AND NOT x.a",
+        "x.a < TRUE AND x.a",
+        "x > 5 OR (x.a = 1 AND x.a = 2)",
+        "lower(x.s) = 'A' AND x.b = 1",
+    ],
+)
+def test_the_not_of_a_condition_on_fields_is_refused_though_no_field_can_meet_it(condition: str) -> None:
+    """In an object without the field it is unknown, and then so is NOT exists."""
+    parse_sql(f"exists(xs, x -> {condition})")
+    with pytest.raises(FilterError, match="cannot be decided"):
+        parse_sql(f"NOT exists(xs, x -> {condition})")

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from ramify.content.filters import pattern as pattern_module
 from ramify.content.filters.filters import Filter
 from ramify.content.filters.keywords import parse_keywords
 from ramify.content.filters.limits import FILTER_TEXT
-from ramify.content.filters.pattern import parse_pattern
+from ramify.content.filters.pattern import parse_pattern, parse_pattern_expression
 from ramify.content.filters.sql import parse_sql
 from ramify.content.filters.work import ALGEBRA_STEPS, COMPILE_STEPS, Work, WorkAllowance, charge
 from ramify.errors import FilterError
@@ -117,7 +118,33 @@ def test_patterns_take_bounded_work(pattern: dict[str, Any]) -> None:
     assert calls_of(lambda: parse_pattern(pattern)) < MOST_CALLS
 
 
-@pytest.mark.parametrize(("clauses", "words"), [(1, 2000), (1000, 2), (40, 50), (200, 6)])
+def test_fields_beside_many_alternatives_are_copied_once_and_charged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spent: list[int] = []
+    monkeypatch.setattr(pattern_module, "charge", spent.append)
+    alternatives = [{"a": [k % 9]} for k in range(300)]
+    parse_pattern_expression({"$or": alternatives, **{f"b{k}": [1] for k in range(400)}})
+    parse_pattern_expression({"$or": alternatives, **{f"b{k}": {"c": [1]} for k in range(300)}})
+    copied = 300 * (1 + 400) + 300 * (1 + 300)
+    assert 0.95 * copied < 64 * sum(spent) < 1.05 * copied
+    monkeypatch.setattr(pattern_module, "charge", charge)
+    deep = {"$or": [{"$or": alternatives}, *alternatives], **{f"b{k}": [1] for k in range(9)}}
+    monkeypatch.setattr(pattern_module, "_COPIES_A_STEP", 0.1)
+    with pytest.raises(FilterError, match="too much work"):
+        parse_pattern_expression(deep)
+
+
+def test_keywords_have_the_size_limit_of_every_filter() -> None:
+    words = [f"w{k:05}" for k in range(FILTER_TEXT // 10)]
+    assert len(parse_keywords(words).boxes) == 1
+    with pytest.raises(FilterError, match="characters long"):
+        parse_keywords([*words, "x" * 20])
+    with pytest.raises(FilterError, match="characters long"):
+        parse_keywords([words, ["x" * 20]])
+
+
+@pytest.mark.parametrize(("clauses", "words"), [(1, 1400), (640, 2), (29, 50), (220, 6), (1, 60)])
 def test_keywords_take_bounded_work(clauses: int, words: int) -> None:
     lists = [[f"w{i * k % 997}" for k in range(words)] for i in range(1, clauses + 1)]
     assert calls_of(lambda: parse_keywords(lists)) < MOST_CALLS

@@ -135,6 +135,41 @@ def test_a_pattern_says_of_flat_attributes_what_it_says_of_the_json(pattern: Any
         assert evaluate(filter_.expression, flat) is due, event
 
 
+ELEMENT_ATOMS = {
+    "number": ["x = 1", "x <> 1", "x > 1", "x BETWEEN 0 AND 1.5", "x IN (2, 1.5)", "x IN (1, NULL)"],
+    "string": ["x = 'x'", "x LIKE '%y'", "x LIKE 'x%y'", "x ILIKE '%XY%'", "lower(x) IN ('x', '')"],
+    "boolean": ["x", "NOT x", "x = FALSE"],
+}
+
+
+def _conditions(kind: str) -> st.SearchStrategy[str]:
+    """Conditions on an element of one type, null among what they ask for."""
+    atoms = st.sampled_from([*ELEMENT_ATOMS[kind], "x IS NULL", "x IS NOT NULL"])
+    return st.recursive(
+        atoms,
+        lambda inner: st.one_of(
+            inner.map(lambda text: f"NOT ({text})"),
+            st.tuples(inner, st.sampled_from(["AND", "OR"]), inner).map(lambda p: f"({' '.join(p)})"),
+        ),
+        max_leaves=3,
+    )
+
+
+def _exists_filters() -> st.SearchStrategy[Filter]:
+    asked = st.sampled_from(sorted(ELEMENT_ATOMS)).flatmap(_conditions)
+    whole = st.tuples(st.sampled_from(["", "NOT "]), st.sampled_from(["a", "a.b"]), asked).map(
+        lambda p: f"{p[0]}exists({p[1]}, x -> {p[2]})"
+    )
+    return whole.map(_parsed_sql).filter(lambda found: found is not None)  # type: ignore[return-value]
+
+
+def _parsed_sql(text: str) -> Filter | None:
+    try:
+        return parse_sql(text)
+    except FilterError:  # a constant condition, or the NOT of one with tests
+        return None
+
+
 def _sql_filters() -> st.SearchStrategy[Filter]:
     texts = [
         "a = 1",
@@ -153,7 +188,7 @@ def _sql_filters() -> st.SearchStrategy[Filter]:
         "exists(a, x -> x.b = 1 OR x.c = 'x') AND NOT c LIKE 'x%'",
         "exists(a, x -> x.b LIKE '%y' AND (x.c > 0 OR x.a = 1))",
     ]
-    return st.sampled_from([parse_sql(text) for text in texts])
+    return st.one_of(st.sampled_from([parse_sql(text) for text in texts]), _exists_filters())
 
 
 def pattern_filters(depth: int) -> st.SearchStrategy[Filter]:
@@ -258,6 +293,20 @@ def test_an_array_with_a_null_is_not_null() -> None:
     assert not parse_sql("tags IS NULL").holds(row)
     assert parse_sql("array_contains(tags, 'a')").holds(row)
     assert not parse_sql("NOT array_contains(tags, 'b')").holds(row)
+
+
+def test_a_null_element_is_found_beside_other_values() -> None:
+    asked = [
+        "x IS NULL OR x > 5",
+        "x IS NULL OR x = 'a'",
+        "x IS NULL OR x",
+        "x IS NULL OR x LIKE '%long text%'",
+    ]
+    filters = [parse_sql(f"exists(xs, x -> {text})") for text in asked]
+    batch = decode_records(
+        [b'{"id":"1","xs":[null]}', b'{"id":"2","xs":[7]}', b'{"id":"3","xs":["b"]}']
+    ).batch
+    assert [ids.tolist() for ids in Matcher(filters).match(batch)] == [[0, 1, 2, 3], [0], []]
 
 
 def test_many_sibling_arrays_are_searched_without_trying_every_combination() -> None:

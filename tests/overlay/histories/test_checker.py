@@ -196,7 +196,7 @@ def test_recovery_is_the_longest_wait_after_a_single_kill() -> None:
         came("a", at=14),
         came("b", at=14.5, number=2),
     )
-    assert found.recovery_s == [4.0]
+    assert found.recoveries == [("kill", 4.0)]
 
 
 def test_a_history_that_contradicts_itself_or_has_no_end_is_refused() -> None:

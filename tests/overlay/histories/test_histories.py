@@ -1,5 +1,6 @@
 """Files of histories, and the oracle of conditions."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from project import ROOT
 from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError
 from ramify.overlay.histories.checker import judge
@@ -68,6 +70,16 @@ def test_what_is_no_row_is_named_by_its_line(tmp_path: Path, text: str, why: str
     path.write_text('{"kind":"end","at":1}\n' + text + "\n")
     with pytest.raises(InputError, match=rf"history.jsonl:2.*{why}"):
         list(read_history(path))
+
+
+def test_the_history_of_the_docs_is_one(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "verify.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    path = tmp_path / "history.jsonl"
+    path.write_text(example)
+    found = judge(read_history(path))
+    assert found.is_kept
+    assert (found.due, found.delivered) == (1, 1)
 
 
 def test_a_history_is_not_written_over_another(tmp_path: Path) -> None:

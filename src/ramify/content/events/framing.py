@@ -97,7 +97,7 @@ def opened(source: Source) -> Iterator[tuple[IO[bytes], str | None]]:
 
 def peeked(stream: IO[bytes]) -> tuple[bytes, IO[bytes]]:
     """The first bytes of a stream, and the stream with these bytes still in it."""
-    whole: Any = _Peeked(stream)
+    whole: Any = _PeekedStream(stream)
     head = whole.head
     if isinstance(head, str):
         raise InputError("the file is open as text; open it in binary mode")
@@ -303,7 +303,7 @@ def _chunks(stream: IO[bytes], inside: bool = False) -> Iterator[bytes]:
         first = False
 
 
-class _Peeked(io.RawIOBase):
+class _PeekedStream(io.RawIOBase):
     """A stream whose first bytes were looked at and are read again."""
 
     def __init__(self, stream: IO[bytes]) -> None:

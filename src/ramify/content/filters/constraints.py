@@ -17,7 +17,7 @@ intersection of value sets would get wrong (and so lose events).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
 from functools import cached_property
@@ -143,11 +143,23 @@ def _array_set(some: frozenset[ValueSet], none: frozenset[ValueSet]) -> ArraySet
         else:
             plain = merged
     wanted = {s.minus_plain(plain) for s in some} if not plain.is_empty else set(some)
-    if any(s.is_empty or any(s.within(n) for n in hard) for s in wanted):
+    if hard:
+        charge(len(wanted) * len(hard) // 8)
+        wanted = {_outside(s, hard) for s in wanted}
+    if any(s.is_empty for s in wanted):
         return None
     least = _unimplied(wanted, lambda a, b: a.within(b))
     most = _unimplied({n for n in hard if not n.within(plain)}, lambda a, b: b.within(a))
     return ArraySet(frozenset(least), frozenset(most if plain.is_empty else [*most, plain]))
+
+
+def _outside(values: ValueSet, hard: set[ValueSet]) -> ValueSet:
+    """What is left of a set without others that have tests: exact for a part that lies in one whole."""
+    for other in hard:
+        values = values.minus_plain(replace(other, strings=(), tests=frozenset()))
+        if values.strings and ValueSet(strings=values.strings, tests=values.tests).within(other):
+            values = replace(values, strings=(), tests=frozenset())
+    return values
 
 
 def _is_point(values: ValueSet) -> bool:

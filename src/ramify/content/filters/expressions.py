@@ -286,7 +286,7 @@ def some_element(path: str, text: str, body: Expression) -> SomeElement:
         ]
     if not all(alternatives):
         raise FilterError("the condition inside exists is constant", allowed="a comparison of x")
-    alone = all(part.path == path for parts in alternatives for part in parts)
+    alone = paths_of(body) <= {path}
     with work:
         unsure = _unsure(path, body, work) if alone else None
     return SomeElement(path, text, tuple(alternatives), unsure)
@@ -313,6 +313,18 @@ def _unsure(path: str, body: Expression, work: Work) -> ValueSet | None:
             return None
         left = left.minus_plain(sure)
     return left
+
+
+def paths_of(expression: Expression) -> frozenset[str]:
+    """The attributes that an expression names."""
+    match expression:
+        case Atom(path, _, _, _) | SomeElement(path, _, _, _):
+            return frozenset([path])
+        case Not(part):
+            return paths_of(part)
+        case And(parts) | Or(parts) | Together(parts):
+            return frozenset().union(*map(paths_of, parts))
+    return frozenset()
 
 
 def evaluate(expression: Expression, attributes: Mapping[str, Value]) -> bool | None:

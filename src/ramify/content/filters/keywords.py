@@ -5,11 +5,13 @@ list or the word of the second (majumder section VII-A: disjunctive, and its foo
 Words are matched whole, with case, against the array attribute `keywords` (or another that is named).
 """
 
+import json
 from collections.abc import Sequence
 
 from ramify.content.filters.constraints import ArraySet, Constraint
 from ramify.content.filters.expressions import And, Atom, Expression, Or, compile_filter
 from ramify.content.filters.filters import Filter
+from ramify.content.filters.limits import FILTER_TEXT
 from ramify.content.filters.values import strings_equal
 from ramify.errors import FilterError
 
@@ -30,6 +32,12 @@ def parse_keywords_expression(
     """As `parse_keywords`, without building boxes."""
     if isinstance(words, str) or not isinstance(words, Sequence) or not words:
         raise FilterError("keywords are a non-empty list", text=_shown(words), allowed=_ALLOWED)
+    size = _length(words)
+    if size > FILTER_TEXT:
+        raise FilterError(
+            f"the keywords are {size} characters long",
+            allowed=f"up to {FILTER_TEXT} characters, written as JSON",
+        )
     if all(isinstance(word, str) for word in words):
         return _has_any([_word(w, words) for w in words], attribute)
     conjunctions: list[Expression] = []
@@ -61,6 +69,14 @@ def _word(word: object, words: object) -> str:
     if any(0xD800 <= ord(c) <= 0xDFFF for c in word):
         raise FilterError("a keyword holds half a surrogate pair", allowed="valid Unicode text")
     return word
+
+
+def _length(words: object) -> int:
+    """The characters of the words as they are written; 0 for what is no JSON, which is refused later."""
+    try:
+        return len(json.dumps(words, ensure_ascii=False))
+    except (TypeError, ValueError, RecursionError):
+        return 0
 
 
 def _shown(words: object) -> str:

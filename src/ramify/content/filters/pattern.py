@@ -46,6 +46,7 @@ from ramify.content.filters.strings import (
     TestKind,
     cidr,
     glob,
+    has_case,
     ignore_case,
     literal_prefix,
 )
@@ -63,7 +64,7 @@ from ramify.content.filters.values import (
     strings_equal,
     where_tests,
 )
-from ramify.content.filters.work import COMPILE_STEPS, Work
+from ramify.content.filters.work import COMPILE_STEPS, Work, charge
 from ramify.errors import FilterError
 
 __all__ = ["OPERATORS", "glob_match", "parse_pattern", "parse_pattern_expression"]
@@ -85,6 +86,9 @@ _NEVER_ARRAYS = frozenset({"id", "publisher"})
 
 _Rule = dict[str, Atom]
 """One alternative of a pattern: what is asked of each path."""
+
+# Atoms that are copied from one alternative to another for a step of work.
+_COPIES_A_STEP = 64
 
 
 def parse_pattern(
@@ -123,9 +127,18 @@ def parse_pattern_expression(
         raise FilterError("a pattern is a JSON object", text=text, allowed='{"field": ["value", ...]}')
     _mark(tree, reader.keys())
     with Work(COMPILE_STEPS):
-        rules = reader.fields(tree, "", False, [{}])
+        asked: _Rule = {}
+        rules = _added(reader.fields(tree, "", False, [{}], asked), asked)
     alternatives = [_together(rule) for rule in rules]
     return alternatives[0] if len(alternatives) == 1 else Or(tuple(alternatives))
+
+
+def _added(rules: list[_Rule], asked: _Rule) -> list[_Rule]:
+    """The alternatives with more asked of each of them."""
+    if not asked:
+        return rules
+    charge(sum(map(len, rules), len(rules) * len(asked)) // _COPIES_A_STEP)
+    return [{**rule, **asked} for rule in rules]
 
 
 def _together(rule: _Rule) -> Expression:
@@ -164,23 +177,27 @@ class _Reader:
             self.place = place
             yield name, value
 
-    def fields(self, tree: _Object, prefix: str, in_or: bool, rules: list[_Rule]) -> list[_Rule]:
-        """The alternatives that come of adding an object's fields to each of `rules`: an AND.
+    def fields(
+        self, tree: _Object, prefix: str, in_or: bool, rules: list[_Rule], asked: _Rule
+    ) -> list[_Rule]:
+        """An object's fields, which are an AND: they are put into `asked`, to be added to each of `rules`.
 
-        A path that is asked for again replaces what was asked before, as at Amazon.
+        Under $or the alternatives fork: those come back, and `asked` begins anew. A path that is asked for
+        again replaces what was asked before, as at Amazon.
         """
         if not tree:
             self.fail("empty objects are not allowed")
         for name, value in self.members(tree):
             if name == "$or":
-                rules = self.either(value, prefix, rules)
+                rules = self.either(value, prefix, _added(rules, asked))
+                asked.clear()
             elif in_or and name in _RESERVED:
                 self.fail(f"{name!r} is reserved and cannot be a field name inside $or")
             elif isinstance(value, _Object):
-                rules = self.fields(value, f"{prefix}{name}.", in_or, rules)
+                rules = self.fields(value, f"{prefix}{name}.", in_or, rules, asked)
             elif isinstance(value, list):
                 atom = self.leaf(f"{prefix}{name}", value)
-                rules = [{**rule, atom.path: atom} for rule in rules]
+                asked[atom.path] = atom
             else:
                 self.fail(f"{name!r} must be an object or an array of values")
         return rules
@@ -194,7 +211,8 @@ class _Reader:
         place = self.place
         for part in value:
             self.place = place
-            forked += self.fields(part, prefix, True, rules)
+            asked: _Rule = {}
+            forked += _added(self.fields(part, prefix, True, rules, asked), asked)
             if len(forked) > MAX_BOXES:
                 self.fail(f"the pattern has more than {MAX_BOXES} alternatives under $or")
         return forked
@@ -245,7 +263,7 @@ class _Reader:
             "exactly": lambda a: strings_equal([self.string(a, "exactly")]),
             "prefix": lambda a: self.affix(a, "prefix"),
             "suffix": lambda a: self.affix(a, "suffix"),
-            "equals-ignore-case": lambda a: ignore_case(self.string(a, operator), TestKind.NOCASE),
+            "equals-ignore-case": lambda a: in_any_case(self.string(a, operator), TestKind.NOCASE),
             "wildcard": self.wildcard,
             "cidr": self.cidr,
             "numeric": self.numeric,
@@ -261,7 +279,7 @@ class _Reader:
             if len(argument) != 1 or argument[0][0] != "equals-ignore-case":
                 self.fail(f'{operator} takes a string or {{"equals-ignore-case": "..."}}')
             kind = TestKind.NOCASE_PREFIX if operator == "prefix" else TestKind.NOCASE_SUFFIX
-            return ignore_case(self.string(argument[0][1], operator), kind)
+            return in_any_case(self.string(argument[0][1], operator), kind)
         text = self.string(argument, operator)
         return prefixed(text) if operator == "prefix" else _ends_with(text)
 
@@ -351,7 +369,7 @@ class _Reader:
         readers: dict[str, Callable[[str], ValueSet | StringTest]] = {
             "prefix": prefixed,
             "suffix": _ends_with,
-            "equals-ignore-case": lambda text: ignore_case(text, TestKind.NOCASE),
+            "equals-ignore-case": lambda text: in_any_case(text, TestKind.NOCASE),
             "wildcard": self.wildcard,
         }
         if operator not in readers:
@@ -445,6 +463,15 @@ def _check_surrogates(text: str) -> None:
 
 def _ends_with(text: str) -> ValueSet | StringTest:
     return glob_match(glob([ANY_CHARACTERS, *map(ord, text)]))
+
+
+def in_any_case(text: str, kind: TestKind) -> ValueSet | StringTest:
+    """The strings that are, begin or end so, whatever the case; a set where no letter has another case."""
+    if any(has_case(ord(letter)) for letter in text):
+        return ignore_case(text, kind)
+    if kind is TestKind.NOCASE:
+        return strings_equal([text])
+    return prefixed(text) if kind is TestKind.NOCASE_PREFIX else _ends_with(text)
 
 
 def glob_match(codes: tuple[int, ...]) -> ValueSet | StringTest:

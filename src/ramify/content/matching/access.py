@@ -86,10 +86,10 @@ def _chance(offer: _Offer, store: IndexStore, asked: Counter[int], totals: Count
     return min(1.0, max(shares, offer.least))
 
 
-_Rated = list[tuple[float, _Offer]]
+_RatedOffers = list[tuple[float, _Offer]]
 
 
-def _wish(rated: _Rated, boxes: int) -> Option | None:
+def _wish(rated: _RatedOffers, boxes: int) -> Option | None:
     """The best option of a box, pairs included."""
     if not rated:
         return None
@@ -103,12 +103,12 @@ def _wish(rated: _Rated, boxes: int) -> Option | None:
     return _pair_option(chance, one, other)
 
 
-def _single(rated: _Rated) -> Option:
+def _single(rated: _RatedOffers) -> Option:
     chance, offer = min(rated, key=lambda r: r[0])
     return Option(offer.column, offer.hashes, tuple((k,) for k in offer.classes), chance)
 
 
-def _pairs(rated: _Rated) -> Iterator[tuple[float, _Offer, _Offer]]:
+def _pairs(rated: _RatedOffers) -> Iterator[tuple[float, _Offer, _Offer]]:
     with_features = [(chance, offer) for chance, offer in rated if offer.hashes and offer.pairs]
     for (a, one), (b, other) in combinations(with_features, 2):
         if len(one.hashes) * len(other.hashes) <= _PAIR_HASHES:
@@ -139,7 +139,7 @@ def _allowed_groups(wishes: Sequence[Option | None], store: IndexStore) -> set[t
     return allowed
 
 
-def _settle(wish: Option | None, rated: _Rated, allowed: set[tuple[int, ...]]) -> Option | None:
+def _settle(wish: Option | None, rated: _RatedOffers, allowed: set[tuple[int, ...]]) -> Option | None:
     """The wish, or the best single feature when the wish's groups are not to be had."""
     if wish is None or all(len(group) == 1 or group in allowed for group in wish.classes):
         return wish

@@ -183,9 +183,10 @@ def _breadth(values: ValueSet) -> tuple[bool, bool, int]:
 
 
 def _collect(values: ValueSet, access: Access) -> bool:
-    """Add the features that cover a value set; False when they cannot."""
+    """Add the features that cover a value set; False when they cannot. A null has no feature."""
     return (
-        _number_features(values.numbers, False, access)
+        not values.nulls
+        and _number_features(values.numbers, False, access)
         and _number_features(values.times, True, access)
         and _boolean_features(values, access)
         and _string_features(values, access)
@@ -268,7 +269,7 @@ def _test_features(values: ValueSet, access: Access) -> bool:
 
 def _literal_accesses(path: str, values: ValueSet) -> Iterator[Access]:
     """For each group of tests that must hold: a literal of each of its tests, one of which must occur."""
-    if values.numbers or values.booleans or values.times:
+    if values.numbers or values.booleans or values.times or values.nulls:
         return
     for tests, wanted in _ordered_tests(values):
         literals = [literal_of(test) for test in sorted(tests)] if wanted else []

@@ -570,6 +570,6 @@ def _report_in(row: _Report) -> BrokerReport:
 def _decode(data: bytes, type_: type[_T]) -> _T:
     try:
         return msgspec.json.decode(data, type=type_)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         what = "a broker's report" if type_ is _Report else "the state of the epochs"
         raise InputError(f"this is not {what}: {error}") from None

@@ -10,8 +10,11 @@ import re
 from ramify.errors import InputError
 
 __all__ = [
+    "BUCKET",
+    "CHANGED",
     "CLIENT",
     "CONTROL",
+    "COORDINATE",
     "DELIVER",
     "IN",
     "LINK",
@@ -19,12 +22,15 @@ __all__ = [
     "MATCH",
     "MOST_BYTES",
     "MOST_TOKEN",
+    "OPERATE",
     "OUT",
     "PROBE",
     "PUBLISH",
     "REJECTED",
     "SAMPLES",
     "STATUS",
+    "STORE_GET",
+    "STORE_INFO",
     "inbox_prefix",
     "name_of",
     "token",
@@ -46,6 +52,17 @@ STATUS = "ramify.status"
 """Where a broker that makes matches says how it fares, in RAMIFY: to a holder of its key."""
 
 CLIENT = "client"
+
+BUCKET = "CTL"
+"""The key-value bucket of the control server."""
+
+COORDINATE, OPERATE = "ramify.coordinate", "ramify.operate"
+"""Where the leader answers brokers and operators, followed by the token of the one that asks. The control
+server lets nobody use another's."""
+
+STORE_INFO, STORE_GET, CHANGED = "ramify.store.info", "ramify.store.get", "ramify.changed"
+"""For users that may not write all of the bucket: what it holds, one of its values, and notices of changes
+below `CHANGED`, followed by the key."""
 
 MOST_BYTES = 128
 """A name's longest UTF-8."""

@@ -18,8 +18,10 @@ The store (`store.Store`, bucket CTL), with names as tokens:
     moves.<client>          `Move`: the latest move of a client to another broker (`moves`)
 
 A client asks its broker at `ramify.control.<client>` (`Request`), and gets `Answer`. The broker checks it
-and passes it on to the leader at `COORDINATE` on the control server, with the names of client and broker
-(`ForwardedRequest`), and passes the answer back.
+and passes it on to the leader at `ramify.coordinate.<broker>` on the control server, with the names of
+client and broker (`ForwardedRequest`), and passes the answer back. The server lets a broker use its own
+subject only, and the leader takes no request there that names another broker. Operators ask at
+`ramify.operate.<operator>`.
 """
 
 from typing import Any, TypeVar
@@ -32,7 +34,6 @@ from ramify.errors import InputError
 __all__ = [
     "CLIENT_LEASE_S",
     "CLIENT_QUOTA_BYTES",
-    "COORDINATE",
     "LEADER",
     "MOVES",
     "OVERLAY",
@@ -66,9 +67,6 @@ LEADER, STATE, OVERLAY, REPLACED, RULES = "leader", "state", "overlay", "replace
 MOVES = "moves"
 ROUTING = "routing"
 """Behind the key of a plan: its routing form, where the plan's writer wrote one."""
-
-COORDINATE = "ramify.coordinate"
-"""Where the leader answers, in the account CONTROL of the control server."""
 
 CLIENT_QUOTA_BYTES = 256 << 20
 CLIENT_LEASE_S = 7 * 86_400
@@ -365,7 +363,7 @@ def decode(data: bytes, type_: type[_T]) -> _T:
     """Read a record. Raises `InputError` with what is wrong and where."""
     try:
         return msgspec.json.decode(data, type=type_)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"this is not a {type_.__name__.lower()}: {error}") from None
 
 

@@ -14,6 +14,7 @@ import msgspec
 from ramify.content.events.events import AttributeType
 from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import FilterError, InputError, LimitError
+from ramify.overlay.control.names import OPERATE, name_of
 from ramify.overlay.control.records import (
     Advertisement,
     ClientRecord,
@@ -27,7 +28,15 @@ from ramify.overlay.control.records import (
     subscription_of,
 )
 
-__all__ = ["MOST_HELD", "MOST_RECORD_BYTES", "RequestLimits", "RequestOutcome", "ask", "busy"]
+__all__ = [
+    "MOST_HELD",
+    "MOST_RECORD_BYTES",
+    "RequestLimits",
+    "RequestOutcome",
+    "ask",
+    "busy",
+    "why_not_believed",
+]
 
 MOST_HELD = 10_000
 """Subscriptions, and advertisements, that one client may have."""
@@ -101,6 +110,27 @@ def ask(record: ClientRecord | None, passed: ForwardedRequest, rules: RequestLim
         return _noted(present, _DO.get(passed.request.op, _unknown)(placed, passed, rules), passed.request)
     except _RefusedError as refused:
         return RequestOutcome(present, problem=refused.problem)
+
+
+def why_not_believed(subject: str, passed: ForwardedRequest) -> Refusal | None:
+    """Why whoever asks at a subject may not ask this. The server lets each use its own subject only.
+
+    A broker speaks for itself, and never for an operator; an operator wishes for moves alone.
+    """
+    kind, _, asker = subject.rpartition(".")
+    if kind == OPERATE:
+        if passed.request.op != "move":
+            return Refusal("forbidden", f"an operator may not ask for {passed.request.op[:40]!r}")
+        return None
+    try:
+        broker = name_of(asker)
+    except InputError as error:
+        return Refusal("bad_request", error.reason)
+    if broker != passed.broker:
+        return Refusal("forbidden", f"broker {broker!r} may not ask as broker {passed.broker[:80]!r}")
+    if passed.request.op == "move":
+        return Refusal("forbidden", "only an operator may ask for a move")
+    return None
 
 
 def busy(client: str, why: str, wait_s: float) -> Refusal:

@@ -322,7 +322,7 @@ class _Case:
 
     # ------------------------------------------------------------------------------------------ figures
 
-    def _recoveries(self, last: dict[str, float]) -> list[float]:
+    def _recoveries(self, last: dict[str, float]) -> list[tuple[str, float]]:
         """For each single kill, the longest that a due event waited after it."""
         ranked = sorted((self.history.events[id].publish.at, at) for id, at in last.items())
         begins = [at for at, _ in ranked]
@@ -334,9 +334,10 @@ class _Case:
             until = min(fault.at + _RECOVERY_WINDOW_S, after)
             low = bisect_left(begins, fault.at - _RECOVERY_WINDOW_S)
             high = bisect_right(begins, until)
-            found.append(
-                max((at - max(fault.at, b) for b, at in ranked[low:high] if at > fault.at), default=0.0)
+            longest = max(
+                (at - max(fault.at, b) for b, at in ranked[low:high] if at > fault.at), default=0.0
             )
+            found.append((fault.what, longest))
         return found
 
     # ------------------------------------------------------------------------------------------- stories

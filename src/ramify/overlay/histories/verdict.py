@@ -41,8 +41,8 @@ class Breach:
 class HistoryVerdict:
     """All of it. `counts` says how often each kind was found; `breaches` tells the shortest of each kind.
 
-    `latency_s` is from the begin of a publish to its last due delivery; `recovery_s` has, for each single
-    kill, the longest that an event waited after it.
+    `latency_s` is from the begin of a publish to its last due delivery; `recoveries` has, for each single
+    kill, what it was and the longest that an event waited after it.
     """
 
     acknowledged: int = 0
@@ -55,8 +55,13 @@ class HistoryVerdict:
     counts: Counter[str] = field(default_factory=Counter)
     breaches: tuple[Breach, ...] = ()
     latency_s: Sequence[float] = ()
-    recovery_s: Sequence[float] = ()
+    recoveries: Sequence[tuple[str, float]] = ()
     looks: int = 0
+
+    @property
+    def recovery_s(self) -> list[float]:
+        """The longest wait after each single kill."""
+        return [longest for _, longest in self.recoveries]
 
     @property
     def is_kept(self) -> bool:
@@ -79,7 +84,7 @@ class HistoryVerdict:
             "latency_s_p99": quantile(self.latency_s, 0.99),
             "recovery_s_p50": quantile(self.recovery_s, 0.5),
             "recovery_s_p99": quantile(self.recovery_s, 0.99),
-            "recoveries": len(self.recovery_s),
+            "recoveries": len(self.recoveries),
             "looks": self.looks,
         }
 
@@ -96,9 +101,10 @@ class HistoryVerdict:
         if self.latency_s:
             p50, p99 = quantile(self.latency_s, 0.5), quantile(self.latency_s, 0.99)
             lines.append(f"publish to last delivery: {p50:.3f} s p50, {p99:.3f} s p99")
-        if self.recovery_s:
+        if self.recoveries:
             p50, p99 = quantile(self.recovery_s, 0.5), quantile(self.recovery_s, 0.99)
-            lines.append(f"longest wait after a single kill: {p50:.1f} s p50, {p99:.1f} s p99")
+            each = ", ".join(f"{what} {longest:.1f}" for what, longest in self.recoveries)
+            lines.append(f"longest wait after a single kill: {p50:.1f} s p50, {p99:.1f} s p99 ({each})")
         told = Counter(breach.kind for breach in self.breaches)
         lines += [str(breach) for breach in self.breaches]
         for kind, count in self.counts.items():

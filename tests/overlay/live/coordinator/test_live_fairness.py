@@ -8,8 +8,8 @@ from test_live_coordinator import BROKERS, WORLD, Scene, play
 
 from obedient import endpoint, obeying
 from ramify.overlay.control.fairness import RequestRates
+from ramify.overlay.control.names import COORDINATE
 from ramify.overlay.control.records import (
-    COORDINATE,
     Answer,
     FilterText,
     ForwardedRequest,
@@ -46,7 +46,9 @@ def test_hard_filters_neither_cost_the_lease_nor_delay_others(tmp_path: Path) ->
             async def ask(number: int) -> None:
                 request = Request("subscribe", f"h{number}", FilterText(hard(number)), wait_s=1.0)
                 passed = encode(ForwardedRequest(AT, "hostile", request))
-                answers.append(decode((await wire.request(COORDINATE, passed, timeout=200)).data, Answer))
+                answers.append(
+                    decode((await wire.request(f"{COORDINATE}.{AT}", passed, timeout=200)).data, Answer)
+                )
 
             asking = [asyncio.create_task(ask(number)) for number in range(HOSTILE)]
             try:

@@ -110,17 +110,19 @@ def test_a_full_disk_loses_nothing_and_the_server_comes_back_with_the_room(
 def test_a_process_that_hangs_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_module, "_SILENT_S", 5.0)
 
+    async def hung(name: str, supervisor: Supervisor) -> None:
+        child = supervisor.server
+        assert isinstance(child, Child)
+        pid = child.pid
+        assert pid is not None, name
+        os.kill(pid, signal.SIGSTOP)
+        await until(lambda: child.alive and child.pid not in (pid, None))
+        assert supervisor.restarts >= 1
+
     async def scenario() -> None:
         machine = machine_of(tmp_path / "m", small_line(2), {"w": "v0", "r": "v1"})
         async with started(machine):
-            for name, supervisor in machine._children.items():
-                child = supervisor.server
-                assert isinstance(child, Child)
-                pid = child.pid
-                assert pid is not None, name
-                os.kill(pid, signal.SIGSTOP)
-                await until(lambda child=child, pid=pid: child.alive and child.pid not in (pid, None))
-                assert supervisor.restarts >= 1
+            await asyncio.gather(*(hung(*each) for each in machine._children.items()))
             writer, reader = await Client.at(tmp_path / "m", "w"), await Client.at(tmp_path / "m", "r")
             try:
                 mine = await reader.subscribe("x >= 0", id="all", wait_s=120)

@@ -13,7 +13,6 @@ from machines import machine_of, small_line
 from ramify.overlay.live.host import machine as machine_module
 from ramify.overlay.live.host.machine import Machine, StreamProbe
 from ramify.overlay.live.host.server import Server, Supervisor
-from ramify.overlay.live.wire.security import ControlRole
 from ramify.overlay.live.wire.streams import api, connect
 from ramify.overlay.live.wire.tasks import run_to_end
 
@@ -39,7 +38,7 @@ def test_a_control_server_that_lives_and_does_not_answer_is_started_again(tmp_pa
                 await machine._start_servers()
                 control = machine._servers[""]
                 assert isinstance(control.server, Server)
-                seed = machine.directory.ring.pair(ControlRole("coordinator")).seed
+                seed = machine.directory.control_endpoint("coordinator", "nats://127.0.0.1")
                 probe = StreamProbe(control.server, seed)
                 machine._probes.append(probe)
                 while not await probe():
@@ -77,10 +76,12 @@ def test_a_probe_whose_stream_is_gone_makes_it_again(tmp_path: Path) -> None:
                 await machine._start_servers()
                 server = machine._servers[""].server
                 assert isinstance(server, Server)
-                probe = StreamProbe(server, machine.directory.ring.pair(ControlRole("coordinator")).seed)
+                probe = StreamProbe(
+                    server, machine.directory.control_endpoint("coordinator", "nats://127.0.0.1")
+                )
                 machine._probes.append(probe)
                 assert await probe()
-                own = await connect(machine.directory.viewer(server.url))
+                own = await connect(machine.directory.control_endpoint("coordinator", server.url))
                 await api(own, "STREAM.DELETE.PROBE", {})
                 await own.close()
                 with contextlib.suppress(Exception):

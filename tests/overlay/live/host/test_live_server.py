@@ -33,7 +33,7 @@ from ramify.overlay.live.wire.tasks import run_to_end
 
 ROUTER = new_user()
 ACCOUNTS = accounts_config(ROUTER.public, {}, {})
-WAIT_S = 10.0
+WAIT_S = 120.0
 
 
 def play(server: Server, scenario: Callable[[], Awaitable[None]]) -> None:

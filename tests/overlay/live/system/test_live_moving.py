@@ -20,6 +20,7 @@ from ramify.overlay.control.names import token
 from ramify.overlay.control.records import ClientPlace, ClientRecord, Lane, Move, decode
 from ramify.overlay.live.client.blocking import BlockingClient
 from ramify.overlay.live.client.client import Client, Offer, RefusedError, SuspendedError
+from ramify.overlay.live.host.directory import COORDINATOR
 from ramify.overlay.live.host.machine import Machine
 from ramify.overlay.live.host.move_requests import follow, request_move
 from ramify.overlay.live.wire.store import Store
@@ -64,7 +65,7 @@ class Scene:
             await asyncio.gather(*self.tasks)
 
     async def ask(self, client: str, to: str, **options: object) -> Move:
-        control = self.machine.directory.viewer(self.machine.control_url)
+        control = self.machine.directory.operator(self.machine.control_url)
         home = self.machine.directory.clients()[client]
         return await request_move(control, client, to, home=home, **options)  # type: ignore[arg-type]
 
@@ -109,7 +110,8 @@ async def scene(path: Path, *, movable: bool = True) -> AsyncIterator[Scene]:
     if movable:
         machine.directory.make_movable()
     async with started(machine):
-        store = await Store.connect(machine.directory.viewer(machine.control_url))
+        # as a coordinator it sees every phase; others may miss those that are soon over
+        store = await Store.connect(machine.directory.control_endpoint(COORDINATOR, machine.control_url))
         made = Scene(path, machine, store)
         try:
             yield made

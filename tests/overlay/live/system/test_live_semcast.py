@@ -145,7 +145,7 @@ def _is_installed(view: Overview) -> bool:
 
 
 async def _head(machine: Machine, view: Overview) -> Plan:
-    store = await Store.connect(machine.directory.viewer(machine.control_url))
+    store = await Store.join(machine.directory.viewer(machine.control_url))
     try:
         found = await store.get_large(view.epochs[-1].plan_key)
     finally:
@@ -180,7 +180,7 @@ def test_a_coordinator_reorganises_channels_by_its_own_samples_under_load(tmp_pa
                 await asyncio.sleep(1)
                 accepted += await loads[1].stop()
                 wanted = wanted_by({id_: sql for id_, (_, sql) in WANTED.items()}, accepted)
-                await collected.until_has(wanted, 60)
+                await collected.until_has(wanted)
                 assert collected.counts == wanted
                 first, head = read_plan(tmp_path / "first.json"), await _head(machine, view)
                 late = Demand.of([(4, (0, 1), 90, 900), (4, (0,), 10, 100)])

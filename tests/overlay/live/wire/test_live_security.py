@@ -23,6 +23,7 @@ from ramify.overlay.live.host.server import Server, ServerConfig
 from ramify.overlay.live.wire.security import (
     ClientRole,
     ControlRole,
+    CoordinatorRole,
     KeyPair,
     KeyRing,
     NeighbourRole,
@@ -40,7 +41,7 @@ from ramify.overlay.live.wire.tasks import run_to_end
 
 ODD = "zoë *.> x"
 """A name that would break subjects if it were not made a token."""
-WAIT_S = 5.0
+WAIT_S = 60.0
 NAMES = st.text(min_size=1, max_size=16).filter(lambda name: name.isprintable())
 
 
@@ -51,12 +52,12 @@ class World:
         self.ring = KeyRing(store / "keys")
         self.clients = [ClientRole("alice"), ClientRole("bob"), ClientRole(ODD)]
         self.neighbours = [NeighbourRole("b2"), NeighbourRole("b3")]
-        self.router, self.leader = RouterRole("b1"), ControlRole("leader")
+        self.router, self.leader = RouterRole("b1"), CoordinatorRole("leader")
         accounts = accounts_config(
             self.ring.pair(self.router).public,
             {n.name: self.ring.pair(n).public for n in self.neighbours},
             {c.name: self.ring.pair(c).public for c in self.clients},
-            {self.leader.name: self.ring.pair(self.leader).public},
+            {self.leader: self.ring.pair(self.leader).public},
         )
         self.server = Server(ServerConfig("b1", store / "b1", accounts))
 

@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 from ramify.errors import InputError, LiveError
 from ramify.overlay.live.host.server import Server, ServerConfig
 from ramify.overlay.live.wire import store as module
-from ramify.overlay.live.wire.security import ControlRole, accounts_config, new_user
+from ramify.overlay.live.wire.security import ControlRole, CoordinatorRole, accounts_config, new_user
 from ramify.overlay.live.wire.store import INITIAL, ConflictError, KeyChange, Lease, Store
 from ramify.overlay.live.wire.streams import Endpoint
 from ramify.overlay.live.wire.tasks import end_tasks, run_to_end
 
 KEYS = {f"c{i}": new_user() for i in range(3)}
-ACCOUNTS = accounts_config(new_user().public, {}, {}, {name: pair.public for name, pair in KEYS.items()})
+ACCOUNTS = accounts_config(
+    new_user().public, {}, {}, {CoordinatorRole(n): p.public for n, p in KEYS.items()}
+)
 LIMIT_S = 240.0
 
 

@@ -27,9 +27,8 @@ from ramify.content.events.events import AttributeType
 from ramify.content.filters.subscriptions import SPELLINGS
 from ramify.errors import FilterError, InputError, LimitError, LiveError
 from ramify.overlay.control.fairness import ClientBudgets, RequestRates
-from ramify.overlay.control.names import CONTROL, name_of
+from ramify.overlay.control.names import CONTROL, COORDINATE, name_of, token
 from ramify.overlay.control.records import (
-    COORDINATE,
     OPS,
     Answer,
     ForwardedRequest,
@@ -103,10 +102,16 @@ def check_request(
 
 
 class Leader:
-    """The way to the leader."""
+    """The way to the leader, at the subject of the one that asks."""
 
-    def __init__(self) -> None:
+    def __init__(self, subject: str) -> None:
         self.connection: Nats | None = None
+        self._subject = subject
+
+    @classmethod
+    def of_broker(cls, broker: str) -> "Leader":
+        """The way of a broker."""
+        return cls(f"{COORDINATE}.{token(broker)}")
 
     async def ask(self, passed: ForwardedRequest) -> Answer:
         """Pass a request on until it is answered, as long as it waits and a little longer. Never raises for
@@ -138,7 +143,7 @@ class Leader:
         replace = msgspec.structs.replace
         turn = replace(passed, request=replace(passed.request, wait_s=wait_s))
         try:
-            answer = await connection.request(COORDINATE, encode(turn), timeout=wait_s + _ANSWER_GRACE_S)
+            answer = await connection.request(self._subject, encode(turn), timeout=wait_s + _ANSWER_GRACE_S)
             return decode(answer.data, Answer)
         except nats.errors.NoRespondersError:
             return None

@@ -70,7 +70,7 @@ _STATUS_S = 2.0
 
 @dataclass(frozen=True)
 class ControlledConfig:
-    """A broker, and the control server as a user of its account CONTROL."""
+    """A broker, and the control server as one of its users."""
 
     broker: BrokerConfig
     control: Endpoint
@@ -120,7 +120,7 @@ class ControlledBroker:
         """Goes with the counters: both begin with the process."""
         self.trouble = ""
         self._plans = plans or PlanCache()
-        self._leader = Leader()
+        self._leader = Leader.of_broker(self.name)
         self.guard = Guard(self.broker, self._record, self._leader.ask)
         self.porter = Porter(
             self.name, self.url, self.guard, self._leader.ask, self._at_store, self._record
@@ -243,9 +243,7 @@ class ControlledBroker:
         failed = sparing(told, REPEAT_LOG_S)
         while self._store is None:
             try:
-                self._store = await Store.connect(
-                    self.config.control, timeout_s=STORE_LIMIT_S, failed=failed
-                )
+                self._store = await Store.join(self.config.control, timeout_s=STORE_LIMIT_S, failed=failed)
             except LiveError as error:
                 await self._trouble(error)
         while self._leader.connection is None:

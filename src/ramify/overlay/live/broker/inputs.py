@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from nats.aio.client import Client as Nats
 
 from ramify.errors import InputError
-from ramify.overlay.control.intake import ClientMessage
+from ramify.overlay.control.intake import ARROW_TYPE, ClientMessage
 from ramify.overlay.control.lanes import Inlet, LaneVerdict
 from ramify.overlay.control.names import PROBE, name_of, token
 from ramify.overlay.control.steps import NeighbourMessage
@@ -53,6 +53,9 @@ CLIENTS = "*"
 ROWS_POSITION, OF_POSITION, AT, STORED = "/rows", "/of", "/at", "/us"
 
 _MOST_STEP_BYTES = 8 << 20
+_MOST_STEP_RECORDS = 20_000
+"""What the JSON messages of a step may hold, by their commas: two bytes can be a record that is rejected,
+which costs more than a hundred times as much as its bytes."""
 _MOST_DIGITS = 20
 _HOLE_RESETS = 2
 """How often an input is delivered again before what does not come counts as gone: what was under way from
@@ -122,9 +125,9 @@ class Input:
 
     @property
     def place(self) -> int:
-        """The sequence behind which its stream is to be read, if it was not acknowledged to before that: this
-        broker may have lost what it knew. From the beginning, where something does not come: an
-        acknowledgement of before may count for a stream that was made anew."""
+        """The sequence behind which its stream is to be read, if it was acknowledged beyond: this broker
+        may have lost what it knew. From the beginning, where something does not come: what was acknowledged
+        before may count for a stream that was made anew."""
         if self.name == CLIENTS:
             return self.inlet.committed
         return 0 if self.asked else self.at
@@ -155,6 +158,14 @@ class StepInput:
         return ClientMessage(client, self.message.payload, kind, id_, self.message.sequence)
 
     @property
+    def most_records(self) -> int:
+        """More records than this a client's JSON cannot hold; 0 of what is not parsed record by record."""
+        message = self.message
+        if self.source.name != CLIENTS or message.headers.get("Content-Type") == ARROW_TYPE:
+            return 0
+        return message.payload.count(b",") + 1
+
+    @property
     def linked(self) -> NeighbourMessage | None:
         """As a neighbour's; None if a client published it."""
         if self.source.name == CLIENTS:
@@ -182,7 +193,7 @@ class Inputs(dict[str, Input]):
         are here. They may come in another order than the first time, so no bounds hold for those."""
         if begun is not None:
             return self._again(begun, positions) if self._is_whole(begun, positions) else []
-        room = _MOST_STEP_BYTES
+        room, records = _MOST_STEP_BYTES, _MOST_STEP_RECORDS
         taken: list[StepInput] = []
         for source in list(self.values()):
             if source.key + ROWS_POSITION in positions:
@@ -195,7 +206,8 @@ class Inputs(dict[str, Input]):
             for each in self._take(source, None):
                 taken.append(each)
                 room -= len(each.message.payload)
-                if room <= 0 or len(taken) >= most:
+                records -= each.most_records
+                if min(room, records) <= 0 or len(taken) >= most:
                     return taken
         return taken
 

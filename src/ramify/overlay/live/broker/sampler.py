@@ -27,7 +27,6 @@ from ramify.content.events.events import BODY
 from ramify.errors import InputError, LiveError
 from ramify.overlay.control.frames import absent, concat, encode_events, split
 from ramify.overlay.control.names import token
-from ramify.overlay.live.wire.streams import ensure_samples
 
 __all__ = ["DEFAULT_PROBABILITY", "Sampler", "chosen", "sampled"]
 
@@ -95,13 +94,9 @@ class Sampler:
     async def run(self, connected: Callable[[], Awaitable[Nats]]) -> None:
         """Ship what was chosen, every two seconds, for good."""
         connection = await connected()
-        ready = False
         while True:
             await asyncio.sleep(_SHIP_EVERY_S)
             with contextlib.suppress(LiveError, nats.errors.Error, TimeoutError, OSError):
-                if not ready:
-                    await ensure_samples(connection)
-                    ready = True
                 await self.ship(connection)
 
     async def ship(self, connection: Nats) -> None:

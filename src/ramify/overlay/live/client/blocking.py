@@ -150,6 +150,7 @@ class BlockingClient:
         timeout_s: float = 30.0,
         tls: ssl.SSLContext | None = None,
         on_move: Policy = "accept",
+        insecure_clear_text: bool = False,
     ) -> "BlockingClient":
         """Connect; see `Client.connect`. `on_move` is called in the client's thread."""
         return cls(
@@ -162,6 +163,7 @@ class BlockingClient:
                 timeout_s=timeout_s,
                 tls=tls,
                 on_move=on_move,
+                insecure_clear_text=insecure_clear_text,
             )
         )
 

@@ -75,13 +75,14 @@ from ramify.overlay.live.client.inbox import WINDOW_BYTES, WINDOW_MESSAGES, Clie
 from ramify.overlay.live.client.lane import (
     DeliveredBatch,
     LaneClient,
+    LostDeliveriesError,
     LostPositionError,
     OutcomeUnknownError,
     SuspendedError,
 )
 from ramify.overlay.live.client.moves import Guide, Offer, Policy, Wires
 from ramify.overlay.live.wire.pauses import REQUEST_MARGIN_S, REQUEST_PAUSE_S
-from ramify.overlay.live.wire.security import pair_of, read_seed
+from ramify.overlay.live.wire.security import check_clear_text, pair_of, read_seed
 from ramify.overlay.live.wire.streams import Endpoint
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ __all__ = [
     "ExistsError",
     "Filter",
     "LiveSubscription",
+    "LostDeliveriesError",
     "LostPositionError",
     "NotEverywhereError",
     "Offer",
@@ -235,24 +237,28 @@ class Client:
         timeout_s: float = 30.0,
         tls: ssl.SSLContext | None = None,
         on_move: Policy = "accept",
+        insecure_clear_text: bool = False,
     ) -> "PendingClient":
         """Connect to the broker that the client is attached to: `await` it, or use it with `async with`.
 
         `after` is the number of the last delivery that was dealt with, if it was stored before. `timeout_s`
         bounds this and every request. A connection that is lost later is made again without limit.
         `tls` says which authorities to trust (`ssl.create_default_context(cafile=...)`) and makes TLS a
-        must; so does a URL tls://, with the authorities of this system. `on_move` answers offers to move to
-        another broker: "accept", "decline", or a function of the `Offer` that says whether, which may be
-        asynchronous.
+        must; so does a URL tls://, with the authorities of this system. Without TLS only this machine is
+        spoken to, unless `insecure_clear_text` is set, for networks where nobody else can listen.
+        `on_move` answers offers to move to another broker: "accept", "decline", or a function of the
+        `Offer` that says whether, which may be asynchronous.
 
         Raises
         ------
         LiveError
             When the server cannot be reached, or does not know the key.
         InputError
-            For a name or a key that is none.
+            For a name or a key that is none, and for a server elsewhere without TLS.
         """
-        return PendingClient(cls, name, url, seed, seed_file, after, timeout_s, tls, on_move)
+        return PendingClient(
+            cls, name, url, seed, seed_file, after, timeout_s, tls, on_move, insecure_clear_text
+        )
 
     @classmethod
     def at(
@@ -420,7 +426,9 @@ class Client:
         SuspendedError
             See `resume`; come back with `after=error.number`.
         LostPositionError
-            When the lane ends before `after`: nothing is acknowledged.
+            When the lane ends before `after`, or lost its end later. Come back with `after=error.last`.
+        LostDeliveriesError
+            When deliveries before the next one are gone. Come back without `after` for what follows.
         """
         async with contextlib.aclosing(self._incoming.deliveries(after)) as lane:
             async for delivered in lane:
@@ -540,7 +548,9 @@ class PendingClient:
         timeout_s: float,
         tls: ssl.SSLContext | None,
         on_move: Policy,
+        insecure_clear_text: bool,
     ) -> None:
+        check_clear_text(url, tls=tls is not None, insecure=insecure_clear_text)
         if seed is not None and seed_file is not None:
             raise InputError("give seed or seed_file, not both")
         if seed is not None:
@@ -548,8 +558,9 @@ class PendingClient:
         elif seed_file is not None:
             seed = read_seed(Path(seed_file)).seed
         self._kind, self._name, self._url, self._seed = kind, name, url, seed
+        self._seed_file = None if seed_file is None else Path(seed_file)
         self._after, self._timeout_s = after, timeout_s
-        self._tls, self._on_move = tls, on_move
+        self._tls, self._on_move, self._insecure = tls, on_move, insecure_clear_text
         if on_move not in ("accept", "decline") and not callable(on_move):
             raise InputError(f"on_move is {on_move!r}: give 'accept', 'decline' or a function of the offer")
         self._made: Client | None = None
@@ -581,7 +592,8 @@ class PendingClient:
         def failed(error: Exception) -> None:
             last[:] = [str(error) or repr(error)]
 
-        endpoint = Endpoint(url, self._seed, self._prefix, f"{CLIENT} {self._name}", self._tls)
+        who, insecure = f"{CLIENT} {self._name}", self._insecure
+        endpoint = Endpoint(url, self._seed, self._prefix, who, self._tls, insecure, self._seed_file)
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await LaneClient.connect(self._name, endpoint, failed=failed)

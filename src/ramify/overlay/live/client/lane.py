@@ -9,10 +9,10 @@ to. `deliveries` is the simple form of it: what was yielded is acknowledged when
 client that keeps the number of the last one it has dealt with, together with the effects, and gives it as
 `after` when it comes back, gets every delivery exactly once. Another may get the last ones again.
 
-A server may lose what it had. No number is used twice on a lane (`broker.log`): where numbers jump, the header
-J says what was before. A lane that ends before the position, or jumps from before it, lost its end: that is a
-`LostPositionError`, once, and what comes behind it is taken when the reader goes on. A message before which
-others are missing for good is a `LostDeliveriesError`, likewise.
+A server may lose what it had. No number is used twice on a lane (`broker.log`): where numbers jump, the
+header J says what was before. A lane that ends before the position, or jumps from before it, lost its end:
+that is a `LostPositionError`, once, and what comes behind it is taken when the reader goes on. A message
+before which others are missing for good is a `LostDeliveriesError`, likewise.
 
 A message with the header X and a reason says that the broker suspended the client: what was unread before
 it is gone, and nothing follows until the client resumes. It is raised as `SuspendedError`, at its number.
@@ -449,8 +449,8 @@ class LaneReader:
             self._stuck = 0.0
             said = (
                 f"the deliveries after {self.position} of client {self._client.name!r} were "
-                f"acknowledged before, or are lost: go on after {self._base + self._lowest - 1}, and keep the "
-                "position with what it stands for"
+                f"acknowledged before, or are lost: go on after {self._base + self._lowest - 1}, and keep "
+                "the position with what it stands for"
             )
             self._inlet.taken = self._lowest - 1
             raise LostDeliveriesError(said)

@@ -51,7 +51,7 @@ class CollectorConfig:
     Attributes
     ----------
     name          of the coordinator that it belongs to: its place in the stream goes by it
-    control       the control server, as a user of account CONTROL
+    control       the control server, as a coordinator
     directory     where files land
     most_events   a file is written when so many wait, or `linger_s` after the first of them came
     keep_bytes    files that the directory holds together; the newest always stays

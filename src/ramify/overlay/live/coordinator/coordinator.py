@@ -44,7 +44,7 @@ from ramify.overlay.live.coordinator.leader_store import Stores
 from ramify.overlay.live.coordinator.term import Term
 from ramify.overlay.live.wire.pauses import TROUBLE_PAUSE_S
 from ramify.overlay.live.wire.store import INITIAL, Lease, Store
-from ramify.overlay.live.wire.streams import Endpoint, connect, sparing
+from ramify.overlay.live.wire.streams import Endpoint, connect, ensure_samples, sparing
 from ramify.overlay.live.wire.tasks import together
 from ramify.planning.choosing.replan import ReplanJob, ReplanResult, make_plans
 from ramify.planning.demand.classes import Classes
@@ -69,7 +69,7 @@ class CoordinatorConfig:
     Attributes
     ----------
     name           among coordinators
-    control        the control server, as a user of account CONTROL
+    control        the control server, as a coordinator
     plan           the first plan; its subscriptions become the registry's. Later starts keep what the store
                    has, unless `replace_plan` asks for this plan as a new epoch
     replace_once   names this wish to replace: of all coordinators and starts with the same name one does,
@@ -142,6 +142,8 @@ class Coordinator:
         try:
             connection = await connect(self.config.control, failed=failed)
             try:
+                # brokers may write there, and not make it
+                await ensure_samples(connection)
                 await self._serve(store, connection)
             finally:
                 with contextlib.suppress(nats.errors.Error, OSError):

@@ -122,11 +122,13 @@ class MoveConductor:
         if passed.request.op == "move":
             return await self._offer(passed)
         if passed.request.op == "left":
-            return await self._left(passed.client, passed.request.id)
+            return await self._left(passed)
         move = self.moves.get(passed.client)
         if move is None or move.id != passed.request.id or move.client not in self._book.records:
             return _refused("unknown", f"client {passed.client!r} has no offer {passed.request.id[:80]!r}")
         now, op = time.time(), passed.request.op
+        if passed.broker not in (move.home, move.foreign):
+            return _refused("forbidden", f"broker {passed.broker!r} has no part in this move")
         if op == "accept":
             return await self._answered(accepted(looked(move, self._view(move), now), now))
         if op == "decline":
@@ -209,13 +211,16 @@ class MoveConductor:
             _log.info("client %s has moved from %s to %s", move.client, move.home, move.foreign)
         return Answer(ok=True, move=move)
 
-    async def _left(self, client: str, id_: str) -> Answer:
+    async def _left(self, passed: ForwardedRequest) -> Answer:
         """All is read of what came before a move; nobody needs to know of that lane any more."""
+        client, id_ = passed.client, passed.request.id
         record, move = self._book.records.get(client), self.moves.get(client)
         if record is not None and move is not None and move.id == id_ and record.broker == move.home:
             # a client may be faster than the broker that says where its lane ended
             return _refused("unavailable", "the record does not have this move yet: say it again")
         if record is not None:
+            if any(lane.move == id_ and lane.broker != passed.broker for lane in record.lanes):
+                return _refused("forbidden", f"the lane that this is about is not at {passed.broker!r}")
             await self._record(msgspec.structs.replace(record, lanes=lanes_left(record.lanes, id_)))
         return Answer(ok=True)
 

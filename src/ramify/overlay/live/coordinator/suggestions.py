@@ -24,7 +24,7 @@ from ramify.overlay.control.records import STATE, ControlState, Status, decode
 from ramify.overlay.control.registry import applied
 from ramify.overlay.control.revisions import PlanChanges
 from ramify.overlay.live.coordinator.collector import read_publishers
-from ramify.overlay.live.wire.store import INITIAL, Store
+from ramify.overlay.live.wire.store import Store
 from ramify.planning.demand.demand import Demand
 from ramify.planning.demand.tally import tally
 from ramify.planning.placement.composition import homes, placement_problem
@@ -98,16 +98,9 @@ async def head_plan(store: Store) -> Plan:
 async def sampled_share(store: Store) -> float:
     """The share of published events that brokers have sampled since they started; 1 when none was."""
     published = sampled = 0
-    changes = store.watch("status")
-    try:
-        async for change in changes:
-            if change is INITIAL:
-                break
-            if change.value is not None:
-                status = decode(change.value, Status)
-                published, sampled = published + status.published, sampled + status.sampled
-    finally:
-        await changes.aclose()
+    for value in (await store.values("status")).values():
+        status = decode(value, Status)
+        published, sampled = published + status.published, sampled + status.sampled
     return sampled / published if sampled and published else 1.0
 
 

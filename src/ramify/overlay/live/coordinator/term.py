@@ -32,9 +32,8 @@ from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import InputError, LiveError
 from ramify.overlay.control.epochs import BrokerReport
 from ramify.overlay.control.fairness import ClientBudgets, FairQueue
-from ramify.overlay.control.names import name_of
+from ramify.overlay.control.names import COORDINATE, OPERATE, name_of
 from ramify.overlay.control.records import (
-    COORDINATE,
     OPS,
     RULES,
     Answer,
@@ -46,7 +45,14 @@ from ramify.overlay.control.records import (
     encode,
 )
 from ramify.overlay.control.registry import Book
-from ramify.overlay.control.requests import MOST_RECORD_BYTES, RequestLimits, RequestOutcome, ask, busy
+from ramify.overlay.control.requests import (
+    MOST_RECORD_BYTES,
+    RequestLimits,
+    RequestOutcome,
+    ask,
+    busy,
+    why_not_believed,
+)
 from ramify.overlay.control.rules import NO_RULES, OverlayRules
 from ramify.overlay.live.coordinator.adaptation import Adapter, Make, Replanner, Settings
 from ramify.overlay.live.coordinator.leader_store import Stores
@@ -155,7 +161,8 @@ class Term:
             self.book.epochs.on_lost(broker)
         await self._revise(None)
         await self._save()
-        subscription = await self._nats.subscribe(COORDINATE, cb=self._asked)
+        subjects = [f"{subject}.*" for subject in (COORDINATE, OPERATE)]
+        subscriptions = [await self._nats.subscribe(subject, cb=self._asked) for subject in subjects]
         try:
             while True:
                 await self._turn()
@@ -163,7 +170,8 @@ class Term:
             # what has come is taken, and then refused: dropped, it would keep its asker waiting
             with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
                 async with asyncio.timeout(1.0):
-                    await subscription.drain()  # type: ignore[no-untyped-call]
+                    for each in subscriptions:
+                        await each.drain()  # type: ignore[no-untyped-call]
 
     async def _turn(self) -> None:
         self._wake.clear()
@@ -213,10 +221,12 @@ class Term:
             if change.value is not None:
                 try:
                     status = decode(change.value, Status)
+                    if status.broker != _broker(change.key):
+                        raise InputError(f"it speaks for broker {status.broker!r}")
                     self.plans.measured.add(status)
                     self.moving.urls[status.broker] = status.url
                 except InputError as error:
-                    _log.warning("%s is unreadable: %s", change.key, error)
+                    _log.warning("%s is ignored: %s", change.key, error)
 
     def _obey(self, change: KeyChange) -> None:
         """Rules of the record. While they cannot be used, no plan is installed."""
@@ -277,6 +287,10 @@ class Term:
             passed = decode(message.data, ForwardedRequest)
         except InputError as error:
             await _respond(message, Answer(error=Refusal("bad_request", error.reason)))
+            return
+        if (why := why_not_believed(message.subject, passed)) is not None:
+            _log.warning("a request on %s was refused: %s", message.subject, why.reason)
+            await _respond(message, Answer(error=why))
             return
         if await self._is_refused(message, passed):
             return

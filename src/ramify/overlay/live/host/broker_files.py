@@ -6,6 +6,7 @@ Owns the form. Seeds stay in files of their own; a path is relative to the direc
     sample_probability = 0.03            # optional, as all that follows but server and control
     linger_ms = 5.0
     lease_s = 15                         # after so long without a sign of life a broker counts as lost
+    insecure_clear_text = true           # speak to other machines without TLS: where nobody else can listen
     client_url = "tls://v1.example.com:4222"   # of the server for clients, if not the url below
     metrics_port = 9100                  # 0 picks one; without it there are no metrics
     tls_ca = "ca.pem"                    # PEM files for servers below with a URL tls://: their signer,
@@ -49,7 +50,14 @@ from ramify.overlay.live.broker.broker import BrokerConfig
 from ramify.overlay.live.broker.controlled import BROKER_LEASE_S, ControlledConfig
 from ramify.overlay.live.broker.matchmaker import MatchmakerConfig
 from ramify.overlay.live.broker.sampler import DEFAULT_PROBABILITY
-from ramify.overlay.live.wire.security import ControlRole, NeighbourRole, Role, RouterRole, read_seed
+from ramify.overlay.live.wire.security import (
+    ControlRole,
+    NeighbourRole,
+    Role,
+    RouterRole,
+    check_clear_text,
+    read_seed,
+)
 from ramify.overlay.live.wire.streams import Endpoint, Sizes
 from ramify.overlay.live.wire.tls import TlsFiles
 from ramify.overlay.matchmaking.places import SHARED, TREES, places_of_overlay
@@ -93,6 +101,7 @@ class BrokerFile:
     lease_s: int = BROKER_LEASE_S
     matchmaking: MatchEntry | None = None
     client_url: str = ""
+    insecure_clear_text: bool = False
 
     def config(self) -> ControlledConfig | MatchmakerConfig:
         """The settings with the seeds and TLS contexts.
@@ -102,8 +111,8 @@ class BrokerFile:
         """
         broker = BrokerConfig(
             self.name,
-            _endpoint(self.server, RouterRole(self.name)),
-            {name: _endpoint(entry, NeighbourRole(self.name)) for name, entry in self.neighbours.items()},
+            self._endpoint(self.server, RouterRole(self.name)),
+            {n: self._endpoint(entry, NeighbourRole(self.name)) for n, entry in self.neighbours.items()},
             sizes=self.sizes,
             limits=self.limits,
             linger_s=self.linger_ms / 1000,
@@ -117,14 +126,14 @@ class BrokerFile:
             return MatchmakerConfig(broker, places[self.name])
         if self.control is None:
             raise InputError(f"broker {self.name!r} has neither a control server nor matchmaking")
-        control = _endpoint(self.control, ControlRole(self.name))
+        control = self._endpoint(self.control, ControlRole(self.name))
         return ControlledConfig(broker, control, self.sample_probability, self.lease_s)
 
-
-def _endpoint(entry: ServerEntry, role: Role) -> Endpoint:
-    seed = None if entry.seed_file is None else read_seed(entry.seed_file).seed
-    name = f"{role.kind} {role.name}"
-    return Endpoint(entry.url, seed, role.inbox_prefix, name, entry.tls.context())
+    def _endpoint(self, entry: ServerEntry, role: Role) -> Endpoint:
+        seed = None if entry.seed_file is None else read_seed(entry.seed_file).seed
+        name, insecure = f"{role.kind} {role.name}", self.insecure_clear_text
+        context = entry.tls.context()
+        return Endpoint(entry.url, seed, role.inbox_prefix, name, context, insecure, entry.seed_file)
 
 
 class _Tls(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -156,6 +165,7 @@ class _File(_Tls, forbid_unknown_fields=True):
     metrics_port: int | None = None
     lease_s: int = BROKER_LEASE_S
     client_url: str = ""
+    insecure_clear_text: bool = False
 
 
 def read_broker_file(path: str | os.PathLike[str]) -> BrokerFile:
@@ -199,15 +209,18 @@ def _checked(found: _File, base: Path) -> BrokerFile:
         )
     if found.client_url:
         _check_url("client_url", found.client_url)
+        check_clear_text(found.client_url, insecure=found.insecure_clear_text, key="client_url")
     common = _tls(found, base)
+    entries = {"server": found.server, **{f"neighbours.{n}": e for n, e in found.neighbours.items()}}
+    for key, entry in (entries | ({} if found.control is None else {"control": found.control})).items():
+        _check_url(f"{key}.url", entry.url)
+        tls = _tls(entry, base) != TlsFiles()
+        check_clear_text(entry.url, tls=tls, insecure=found.insecure_clear_text, key=f"{key}.url")
     return BrokerFile(
         found.name,
-        _entry("server", found.server, base, common),
-        None if found.control is None else _entry("control", found.control, base, common),
-        {
-            name: _entry(f"neighbours.{name}", entry, base, common)
-            for name, entry in found.neighbours.items()
-        },
+        _entry(found.server, base, common),
+        None if found.control is None else _entry(found.control, base, common),
+        {name: _entry(entry, base, common) for name, entry in found.neighbours.items()},
         _made(Sizes, "sizes", found.sizes),
         _made(Limits, "limits", found.limits),
         found.linger_ms,
@@ -218,6 +231,7 @@ def _checked(found: _File, base: Path) -> BrokerFile:
         if found.matchmaking is None
         else MatchEntry(base / found.matchmaking.overlay, found.matchmaking.trees),
         found.client_url,
+        found.insecure_clear_text,
     )
 
 
@@ -226,8 +240,7 @@ def _check_url(key: str, url: str) -> None:
         raise InputError(f"{key} is {url[:80]!r}: give nats://host:port or tls://host:port")
 
 
-def _entry(key: str, entry: _Entry, base: Path, common: TlsFiles) -> ServerEntry:
-    _check_url(f"{key}.url", entry.url)
+def _entry(entry: _Entry, base: Path, common: TlsFiles) -> ServerEntry:
     own = _tls(entry, base)
     if own == TlsFiles() and entry.url.startswith("tls://"):
         own = common
@@ -257,6 +270,8 @@ def write_broker_file(path: str | os.PathLike[str], settings: BrokerFile) -> Non
         f"linger_ms = {float(settings.linger_ms)!r}",
         f"lease_s = {settings.lease_s}",
     ]
+    if settings.insecure_clear_text:
+        lines.append("insecure_clear_text = true")
     if settings.client_url:
         lines.append(f"client_url = {_text(settings.client_url)}")
     if settings.metrics_port is not None:

@@ -6,6 +6,7 @@ Owns the directory:
     clients.json               client -> broker; `add_clients` edits it, also while the overlay runs
     matchmaking.json           the trees that matches are made over, where brokers do without a coordinator
     movable.json               there when clients may move: every server then admits every client
+    rotated.json               keys that were replaced and count for a while yet; `rotate` edits it
     coordinators.json          coordinators beside `coordinator`; `add_coordinators` likewise
     clients/<client>.json      how a client connects (`ClientFile`)
     keys/ brokers/<broker>/    see `Site`; control/ is the store of the control server
@@ -19,6 +20,7 @@ Everything but running.json is kept between runs, ports included.
 """
 
 import fcntl
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,16 +31,38 @@ import msgspec
 from ramify.durable import replace_file
 from ramify.errors import InputError, LiveError
 from ramify.overlay.control.names import token
-from ramify.overlay.live.wire.security import ClientRole, ControlRole, KeyRing, RouterRole, accounts_config
+from ramify.overlay.live.wire.security import (
+    BrokerRole,
+    ClientRole,
+    ControlRole,
+    CoordinatorRole,
+    KeyRing,
+    NeighbourRole,
+    OperatorRole,
+    Role,
+    RouterRole,
+    ViewerRole,
+    accounts_config,
+)
 from ramify.overlay.live.wire.streams import Endpoint
 
-__all__ = ["COORDINATOR", "VIEWER", "ClientFile", "Directory", "RunningFile", "write_json"]
+__all__ = [
+    "COORDINATOR",
+    "OPERATOR",
+    "VIEWER",
+    "ClientFile",
+    "Directory",
+    "FormerKey",
+    "RunningFile",
+    "write_json",
+]
 
 if TYPE_CHECKING:
     from ramify.network.graphs.overlay import Overlay
 
-COORDINATOR, VIEWER = "coordinator", "viewer"
-"""Users of the control server beside the brokers: coordinators, and viewers (`ramify status`)."""
+COORDINATOR, VIEWER, OPERATOR = "coordinator", "viewer", "operator"
+"""Users of the control server beside the brokers: coordinators, who looks (`ramify status`), and who
+changes rules and moves clients (`ramify rules`, `ramify move`)."""
 
 
 class ClientFile(msgspec.Struct, frozen=True):
@@ -48,6 +72,15 @@ class ClientFile(msgspec.Struct, frozen=True):
     broker: str
     url: str
     seed_file: str
+
+
+class FormerKey(msgspec.Struct, frozen=True):
+    """A key that was replaced, and until when it still counts (seconds since 1970): in `rotated.json`."""
+
+    kind: str
+    name: str
+    public: str
+    until: float
 
 
 class RunningFile(msgspec.Struct, frozen=True):
@@ -82,7 +115,7 @@ class Directory:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             for name in ("clients", "config", "logs", "samples", "brokers"):
-                (self.path / name).mkdir(exist_ok=True)
+                (self.path / name).mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise InputError(f"cannot make the directory: {error.strerror}", path=str(self.path)) from None
         if not file.exists():
@@ -171,6 +204,83 @@ class Directory:
             self.ring.pair(ClientRole(client))
         write_json(self.path / "clients.json", known | dict(clients))
 
+    # --------------------------------------------------------------------------------- changing of keys
+
+    def roles_of(self, name: str) -> list[Role]:
+        """The users that a name stands for: NAME, or client:NAME where a broker or another has it too."""
+        only_client, bare = name.startswith("client:"), name.removeprefix("client:")
+        found: list[Role] = []
+        if not only_client:
+            if name in self.overlay().index:
+                found = [RouterRole(name), NeighbourRole(name), BrokerRole(name)]
+            elif name in self.coordinators():
+                found = [CoordinatorRole(name)]
+            elif name in (VIEWER, OPERATOR):
+                found = [ViewerRole(name) if name == VIEWER else OperatorRole(name)]
+        if bare in self.clients():
+            if found:
+                raise InputError(
+                    f"a client is named {name!r}, and another user too: give client:{name} for the client"
+                )
+            found = [ClientRole(bare)]
+        if not found:
+            raise InputError(
+                f"nobody here is named {name!r}: give a client, a broker, a coordinator, {VIEWER} or "
+                f"{OPERATOR}",
+                path=str(self.path),
+            )
+        return found
+
+    def rotate(self, name: str, overlap_s: float) -> list[Role]:
+        """Give a user new keys; the old ones count for so long yet. Returns whose keys are new.
+
+        A server that runs from here takes the new keys within a moment, and then lets go of the old ones
+        when their time is over. Whoever reads its key from the file goes on with the new one by itself.
+        """
+        roles, until = self.roles_of(name), time.time() + overlap_s
+        kept = [each for each in self._former_keys() if each.until > time.time()]
+        kept += [FormerKey(r.kind, r.name, self.ring.pair(r).public, until) for r in roles]
+        self._write_former(kept)
+        for role in roles:
+            self.ring.replace(role)
+        # once more: who watches the file may have looked in between
+        self._write_former(kept)
+        return roles
+
+    def revoke(self, client: str) -> str:
+        """Let a client in no more: its key counts nowhere, nor do those before it. Returns its broker.
+
+        Raises `InputError` for a client that is not there.
+        """
+        client = client.removeprefix("client:")
+        known = self.clients()
+        if client not in known:
+            raise InputError(f"no client is named {client!r}", path=str(self.path))
+        self._write_former([e for e in self._former_keys() if (e.kind, e.name) != ("client", client)])
+        broker = known.pop(client)
+        write_json(self.path / "clients.json", known)
+        self.ring.path(ClientRole(client)).unlink(missing_ok=True)
+        self.client_file(client).unlink(missing_ok=True)
+        return broker
+
+    def former(self) -> dict[str, tuple[str, str]]:
+        """Keys that were replaced and count now, each with the kind and the name of its user."""
+        now = time.time()
+        return {each.public: (each.kind, each.name) for each in self._former_keys() if each.until > now}
+
+    def _former_keys(self) -> list[FormerKey]:
+        file = self.path / "rotated.json"
+        if not file.exists():
+            return []
+        try:
+            return msgspec.json.decode(file.read_bytes(), type=list[FormerKey])
+        except msgspec.DecodeError as error:
+            raise InputError(f"is not a list of keys: {error}", path=str(file)) from None
+
+    def _write_former(self, keys: list[FormerKey]) -> None:
+        if keys or (self.path / "rotated.json").exists():
+            write_json(self.path / "rotated.json", keys)
+
     @property
     def movable(self) -> bool:
         """Whether every server admits every client."""
@@ -200,7 +310,7 @@ class Directory:
         """
         known = self.coordinators()
         for name in names:
-            if name == VIEWER or name in self.overlay().index:
+            if name in (VIEWER, OPERATOR) or name in self.overlay().index:
                 raise InputError(f"coordinator {name!r} would have the key of another: use another name")
             self.ring.pair(ControlRole(name))
         more = [*known[1:], *(name for name in dict.fromkeys(names) if name not in known)]
@@ -208,10 +318,16 @@ class Directory:
             write_json(self.path / "coordinators.json", more)
 
     def control_accounts(self) -> str:
-        """The accounts of the control server: brokers, coordinators and viewers."""
-        users = [*self.overlay().brokers, *self.coordinators(), VIEWER]
-        publics = {name: self.ring.pair(ControlRole(name)).public for name in users}
-        return accounts_config(self.ring.pair(RouterRole(".control")).public, {}, {}, publics)
+        """The accounts of the control server: brokers, coordinators, the viewer and the operator."""
+        users: list[ControlRole] = [
+            *map(BrokerRole, self.overlay().brokers),
+            *map(CoordinatorRole, self.coordinators()),
+            ViewerRole(VIEWER),
+            OperatorRole(OPERATOR),
+        ]
+        publics = {role: self.ring.pair(role).public for role in users}
+        router = self.ring.pair(RouterRole(".control")).public
+        return accounts_config(router, {}, {}, publics, self.former())
 
     def client_file(self, client: str) -> Path:
         """Where it says how a client connects."""
@@ -252,10 +368,15 @@ class Directory:
         """How `ramify status` reads the control server."""
         return self.control_endpoint(VIEWER, control_url)
 
+    def operator(self, control_url: str) -> Endpoint:
+        """How `ramify rules` and `ramify move` reach it."""
+        return self.control_endpoint(OPERATOR, control_url)
+
     def control_endpoint(self, name: str, control_url: str) -> Endpoint:
         """How a broker, coordinator or viewer reaches the control server."""
         role = ControlRole(name)
-        return Endpoint(control_url, self.ring.pair(role).seed, role.inbox_prefix, f"control {name}")
+        seed, file = self.ring.pair(role).seed, self.ring.path(role)
+        return Endpoint(control_url, seed, role.inbox_prefix, f"control {name}", seed_file=file)
 
 
 def write_json(path: Path, value: object) -> None:

@@ -182,13 +182,13 @@ class Machine:
         site = self._site()
         for broker in self.config.overlay.brokers:
             server = site.server(broker, port=ports.get(broker, 0))
-            seed = site.ring.pair(RouterRole(broker)).seed
-            probe = StreamProbe(server, seed, partial(self._log_stuck_s, broker))
+            user = site.endpoint(RouterRole(broker), "nats://127.0.0.1")
+            probe = StreamProbe(server, user, partial(self._log_stuck_s, broker))
             self._probes.append(probe)
             self._servers[broker] = Supervisor(server, probe, every_s=_PROBE_EVERY_S)
         if not self.config.matchmaking:
             control = Server(self._control_config(ports.get("", 0)))
-            probe = StreamProbe(control, site.ring.pair(ControlRole(COORDINATOR)).seed)
+            probe = StreamProbe(control, self.directory.control_endpoint(COORDINATOR, "nats://127.0.0.1"))
             self._probes.append(probe)
             # looked after more often than the others: while it is away no lease is renewed
             self._servers[""] = Supervisor(
@@ -258,7 +258,14 @@ class Machine:
 
     def _site(self) -> BrokerSite:
         directory, sizes = self.directory, self.config.sizes
-        return BrokerSite(self.config.overlay, directory.path, self._attached, sizes, directory.movable)
+        return BrokerSite(
+            self.config.overlay,
+            directory.path,
+            self._attached,
+            sizes,
+            directory.movable,
+            directory.former(),
+        )
 
     def _control_config(self, port: int) -> ServerConfig:
         accounts = self.directory.control_accounts()
@@ -304,11 +311,12 @@ class Machine:
     # ------------------------------------------------------------------------------------------ watch
 
     async def watch(self) -> None:
-        """Let in clients and coordinators that are added, and keep `running.json` true, until cancelled.
+        """Let in who is added, keep out whose key no longer counts, and keep `running.json` true, until
+        cancelled.
 
         Those that cannot be let in now (their server is down, the file is damaged) are tried again.
         """
-        names = ("clients.json", "coordinators.json", "movable.json")
+        names = ("clients.json", "coordinators.json", "movable.json", "rotated.json")
         files = [self.directory.path / name for name in names]
         # nothing: some may have been added since the start
         seen: object = None
@@ -316,7 +324,8 @@ class Machine:
         trouble = ""
         while True:
             await asyncio.sleep(_CHILD_LOOK_S)
-            if (now := [_stamp(file) for file in files]) != seen:
+            now = [_stamp(file) for file in files], self._former()
+            if now != seen:
                 try:
                     await self._let_in(self.directory.clients())
                     await self._let_coordinators_in()
@@ -324,7 +333,7 @@ class Machine:
                 except RamifyError as error:
                     if str(error) != trouble:
                         trouble = str(error)
-                        _log.warning("new clients are not let in yet: %s", trouble)
+                        _log.warning("changes of users wait: %s", trouble)
             children = {name: each.server for name, each in self._children.items()}
             found = [(c.pid, self._metrics(name)) for name, c in children.items() if isinstance(c, Child)]
             if found != told:
@@ -332,14 +341,20 @@ class Machine:
                 self._write_running()
 
     async def _let_in(self, clients: Mapping[str, str]) -> None:
-        changed = {clients[name] for name in clients.keys() - self._attached.keys()}
         site = replace(self._site(), clients=clients)
-        for broker in self.config.overlay.brokers if site.movable else sorted(changed):
+        for broker in self.config.overlay.brokers:
             server = _server(self._servers[broker])
             if (accounts := site.accounts(broker)) != server.config.accounts:
                 await server.reload(accounts)
         self._attached = dict(clients)
         self._write_clients()
+
+    def _former(self) -> object:
+        """The keys that were replaced and count now: they end with time."""
+        try:
+            return self.directory.former()
+        except RamifyError:
+            return None
 
     async def _let_coordinators_in(self) -> None:
         if self.config.matchmaking:
@@ -405,12 +420,14 @@ class StreamProbe:
     A stream that could not be written stays dead while others of the same server work, so a broker's own
     streams are asked: IN by a message that its router takes for nothing, OUT by what the router says of its
     log (`log_stuck_s`; the router writes a position for the message). The control server, without these,
-    has a stream of one message. While the disk is full a restart is of no use: that is told, and waited
-    for. `close` it: a connection left open never ends trying.
+    has a stream of one message. `user` is who asks; its URL does not count. While the disk is full a
+    restart is of no use: that is told, and waited for. `close` it, or its connection never ends trying.
     """
 
-    def __init__(self, server: Server, seed: str, log_stuck_s: Callable[[], float] | None = None) -> None:
-        self._server, self._seed, self._log_stuck_s = server, seed, log_stuck_s
+    def __init__(
+        self, server: Server, user: Endpoint, log_stuck_s: Callable[[], float] | None = None
+    ) -> None:
+        self._server, self._user, self._log_stuck_s = server, user, log_stuck_s
         self._connection: Nats | None = None
         self._made = False
         self._say = sparing(partial(_log.error, "%s: %s", server.name), REPEAT_LOG_S)
@@ -431,7 +448,7 @@ class StreamProbe:
 
     async def _takes(self) -> bool:
         if self._connection is None:
-            endpoint = Endpoint(self._server.url, self._seed, "_I.probe", "probe")
+            endpoint = replace(self._user, url=self._server.url, inbox_prefix="_I.probe", name="probe")
             self._connection = await connect(endpoint)
         if self._log_stuck_s is not None:
             try:

@@ -1,7 +1,7 @@
 """Asking for moves from outside: an operator's wish, and what becomes of it.
 
-Owns the way there, as a user of the control server. `request_move` has the leader offer a client another
-broker; `follow` says what phases the move goes through, to its end.
+Owns the way there, as the operator of the control server. `request_move` has the leader offer a client
+another broker; `follow` says what phases the move goes through, to its end.
 """
 
 import asyncio
@@ -10,10 +10,12 @@ from collections.abc import AsyncGenerator
 
 from ramify.errors import LiveError
 from ramify.overlay.control.moves import is_open
+from ramify.overlay.control.names import OPERATE, token
 from ramify.overlay.control.records import ForwardedRequest, Move, Request, decode
 from ramify.overlay.live.broker.client_requests import Leader
 from ramify.overlay.live.client.errors import refused
 from ramify.overlay.live.coordinator.moves import move_key
+from ramify.overlay.live.host.directory import OPERATOR
 from ramify.overlay.live.wire.store import INITIAL, Store
 from ramify.overlay.live.wire.streams import Endpoint, connect, disconnect
 
@@ -42,7 +44,7 @@ async def request_move(
     The same wish again is the same move while that is open. Raises `RefusedError` with what is against it,
     `LiveError` when nobody answers.
     """
-    leader = Leader()
+    leader = Leader(f"{OPERATE}.{token(OPERATOR)}")
     async with asyncio.timeout(wait_s + 10.0):
         leader.connection = await connect(control)
     try:

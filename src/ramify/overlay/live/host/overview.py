@@ -19,7 +19,7 @@ from ramify.overlay.control.names import STATUS, name_of
 from ramify.overlay.control.records import LEADER, RULES, STATE, ControlState, LiveEpoch, Status, decode
 from ramify.overlay.live.host.directory import Directory, RunningFile
 from ramify.overlay.live.wire.security import RouterRole
-from ramify.overlay.live.wire.store import INITIAL, Lease, Store
+from ramify.overlay.live.wire.store import Lease, Store
 from ramify.overlay.live.wire.streams import Endpoint, connect, disconnect
 
 __all__ = ["BrokerView", "EpochView", "Look", "Overview", "ask_brokers", "look", "looking", "looking_here"]
@@ -95,7 +95,7 @@ async def looking(
     control: Endpoint, failed: Callable[[Exception], None] = lambda error: None
 ) -> AsyncIterator[Look]:
     """Looks at a control server. Waits until it is there; `failed` hears of attempts."""
-    store = await Store.connect(control, failed=failed)
+    store = await Store.join(control, failed=failed)
     try:
         yield lambda: look(store)
     finally:
@@ -158,7 +158,7 @@ async def look(store: Store) -> Overview:
         leader,
         [_epoch(epochs, each) for each in live],
         [_broker(name, epochs, leases, told.get(name)) for name in names],
-        len(await store.keys("clients")),
+        await store.count("clients"),
         await _decisions(store),
         rules=await _rules(store),
     )
@@ -201,15 +201,5 @@ async def _decisions(store: Store) -> list[dict[str, object]]:
 
 async def _values(store: Store, prefix: str, *, names: bool = True) -> dict[str, bytes]:
     """The values below a prefix, by the last part of their keys."""
-    found: dict[str, bytes] = {}
-    changes = store.watch(prefix)
-    try:
-        async for change in changes:
-            if change is INITIAL:
-                break
-            if change.value is not None:
-                last = change.key.removeprefix(f"{prefix}.")
-                found[name_of(last) if names else last] = change.value
-    finally:
-        await changes.aclose()
-    return found
+    found = ((key.removeprefix(f"{prefix}."), v) for key, v in (await store.values(prefix)).items())
+    return {name_of(last) if names else last: value for last, value in found}

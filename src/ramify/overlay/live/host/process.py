@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ramify.errors import RamifyError
@@ -26,12 +26,33 @@ from ramify.overlay.live.host.metrics import BrokerMetrics, serve_metrics
 from ramify.overlay.live.wire.tasks import end_tasks, ending_signals, run_to_end
 from ramify.overlay.routing.readiness import load_kernels
 
-__all__ = ["SUPERSEDED", "log_to_stderr", "serve_brokers", "until_signal"]
+__all__ = ["SUPERSEDED", "do_without", "log_to_stderr", "serve_brokers", "until_signal"]
 
 _log = logging.getLogger(__name__)
 
 SUPERSEDED = 3
 """The exit code when other processes run all the brokers of this one."""
+
+
+class _Absence:
+    """Finds some packages not to be there."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = frozenset(names)
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """For the import system: None asks the next finder."""
+        if name.partition(".")[0] in self._names:
+            raise ModuleNotFoundError(f"a process of brokers does without {name}", name=name)
+
+
+def do_without(names: Collection[str]) -> None:
+    """Let packages be as good as not installed: what of them is not imported yet never will be.
+
+    Where pandas and scipy are installed, pyarrow imports the one with the first array and numba the other
+    with the first kernel. Routing uses neither: 0.3 s of CPU and 40 MB for every process of brokers.
+    """
+    sys.meta_path.insert(0, _Absence(names))
 
 
 def log_to_stderr() -> None:
@@ -107,6 +128,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log_to_stderr()
     try:
         files = [read_broker_file(file) for file in asked.files]
+        # matchmakers solve for their marks with scipy
+        do_without(("pandas",) if any(file.matchmaking for file in files) else ("pandas", "scipy"))
         served = serve_brokers(files, metrics_port=asked.metrics_port, announce=asked.announce)
         return run_to_end(served)
     except RamifyError as error:

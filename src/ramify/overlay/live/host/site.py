@@ -32,13 +32,14 @@ __all__ = ["BrokerSite"]
 @dataclass(frozen=True)
 class BrokerSite:
     """The brokers of an overlay in one directory. `clients` maps clients to brokers; with `movable` each
-    server admits all of them, since they may move there."""
+    server admits all of them, since they may move there. `former`: see `accounts_config`."""
 
     overlay: Overlay
     directory: Path
     clients: Mapping[str, str]
     sizes: Sizes = field(default_factory=Sizes)
     movable: bool = False
+    former: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def ring(self) -> KeyRing:
@@ -67,6 +68,8 @@ class BrokerSite:
             ring.pair(RouterRole(broker)).public,
             public(map(NeighbourRole, self.neighbours(broker))),
             public(map(ClientRole, sorted(self.clients) if self.movable else self.attached(broker))),
+            former=self.former,
+            router=broker,
         )
 
     def server(self, broker: str, *, port: int = 0) -> Server:
@@ -90,4 +93,5 @@ class BrokerSite:
 
     def endpoint(self, role: Role, url: str) -> Endpoint:
         """How a user of this site connects."""
-        return Endpoint(url, self.ring.pair(role).seed, role.inbox_prefix, f"{role.kind} {role.name}")
+        seed, name = self.ring.pair(role).seed, f"{role.kind} {role.name}"
+        return Endpoint(url, seed, role.inbox_prefix, name, seed_file=self.ring.path(role))

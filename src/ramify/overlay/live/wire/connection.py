@@ -7,14 +7,21 @@ dropped and told, and reading that ends for any other reason is a broken connect
 """
 
 import logging
+from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from nats.aio.client import Client as Nats
-from nats.errors import StaleConnectionError
+from nats.aio.transport import Transport
+from nats.errors import AuthorizationError, StaleConnectionError
 
-__all__ = ["SteadyConnection", "read_headers"]
+__all__ = ["TRANSPORT", "SteadyConnection", "read_headers"]
 
 _log = logging.getLogger(__name__)
+
+TRANSPORT: ContextVar[Callable[[], Transport] | None] = ContextVar("TRANSPORT", default=None)
+"""Makes the transport of every connection that is opened from here on; without one it is TCP or TLS.
+All that this package and the NATS library do runs on another transport as it is, say a simulated one."""
 
 _FIRST_LINE = b"NATS/1.0"
 _STATUS_DIGITS = 3
@@ -24,10 +31,33 @@ _MOST_HEADERS = 1_000
 class SteadyConnection(Nats):
     """See the module."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *, trusts_announced: bool = True, seed: Callable[[], str | None] | None = None
+    ) -> None:
         super().__init__()
+        self._trusts_announced, self._seed = trusts_announced, seed
         self.unreadable = 0
         """Messages that were dropped because they could not be read."""
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        # in the clear a server, or whoever answers in its place, must not name others to speak to
+        told = info if self._trusts_announced else {**info, "connect_urls": []}
+        await super()._process_info(told, initial_connection)
+
+    def _connect_command(self) -> bytes:
+        found = None if self._seed is None else self._seed()
+        if found is not None and found != self._nkeys_seed_str:
+            self._nkeys_seed_str = found
+            self._setup_nkeys_seed_connect()
+        return super()._connect_command()
+
+    async def _process_err(self, err_msg: str) -> None:
+        if self.is_connected and "authentication" in err_msg.lower():
+            # the key no longer counts there: it was rotated, or revoked. The library would close for good
+            _log.warning("%s: the server cut the connection (%s)", self.options["name"], err_msg)
+            await self._process_op_err(AuthorizationError())
+            return
+        await super()._process_err(err_msg)
 
     async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
         return read_headers(headers) if headers else None

@@ -14,8 +14,14 @@ connections by account and not by user, so only there can one client's connectio
 of others. An account takes some 100 kB of a server's memory; more than `MOST_CLIENT_ACCOUNTS` clients share
 EDGE with the neighbours, and their connections are not bounded.
 
-What remains: a user can have its own answers sent to another's inbox *if it knows the subject*. So inboxes
-end in random parts (nats-py does this), and nobody subscribes to a whole prefix.
+The control server likewise: CONTROL holds the store and the coordinators, which may do everything there.
+Each broker, viewer and operator has an account of its own, CONTROL_<token>, that imports what it needs: to
+read the store, notices of changes, and to write its own keys. None of them creates a consumer. A consumer
+delivers wherever its creator says, past all permissions, also into another's subject or stream.
+
+What remains on brokers' servers: a neighbour can have its own answers sent to another neighbour's inbox
+*if it knows the subject*. So inboxes end in random parts (nats-py does this), and nobody subscribes to a
+whole prefix.
 """
 
 import base64
@@ -24,15 +30,31 @@ import ipaddress
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
+from urllib.parse import urlsplit
 
 import nkeys  # type: ignore[import-untyped]
 
 from ramify.errors import InputError
-from ramify.overlay.control.names import CLIENT, CONTROL, DELIVER, OUT, PUBLISH, inbox_prefix, token
+from ramify.overlay.control.names import (
+    BUCKET,
+    CHANGED,
+    CLIENT,
+    CONTROL,
+    COORDINATE,
+    DELIVER,
+    OPERATE,
+    OUT,
+    PUBLISH,
+    STORE_GET,
+    STORE_INFO,
+    inbox_prefix,
+    token,
+)
 
 __all__ = [
     "CLIENT_CONNECTIONS",
@@ -40,15 +62,20 @@ __all__ = [
     "INFO",
     "LAST",
     "MOST_CLIENT_ACCOUNTS",
+    "BrokerRole",
     "ClientRole",
     "ControlRole",
+    "CoordinatorRole",
     "KeyPair",
     "KeyRing",
     "NeighbourRole",
+    "OperatorRole",
     "Role",
     "RouterRole",
     "Tls",
+    "ViewerRole",
     "accounts_config",
+    "check_clear_text",
     "check_listen",
     "new_user",
     "pair_of",
@@ -78,6 +105,21 @@ _SERVICES = (
     (f"$JS.ACK.{OUT}.*.>", "single"),
 )
 """What EDGE may ask of RAMIFY under the same subject, and how many answers a request has."""
+
+_KEY = f"$KV.{BUCKET}"
+_INBOXES = "_I"
+BROKER_KEYS = ("brokers", "reports", "status")
+"""The keys of the store that a broker writes, each followed by its token: its lease, what it has done, its
+counters."""
+
+SAMPLED = "samples"
+"""Followed by a broker's token: the events that it sampled."""
+
+_STORE_API = (
+    (f"$JS.API.STREAM.INFO.KV_{BUCKET}", STORE_INFO),
+    (f"$JS.API.STREAM.MSG.GET.KV_{BUCKET}", STORE_GET),
+)
+"""What users of the control server read the store with. Under subjects of our own, as `INFO` below."""
 
 INFO = "ramify.info"
 """Followed by a consumer's name: the state of that consumer of OUT, for its reader.
@@ -158,10 +200,84 @@ class RouterRole(Role):
 
 
 class ControlRole(Role):
-    """A broker or coordinator on the control server: everything in CONTROL, nothing elsewhere."""
+    """A user of the control server, of whatever kind: its key, and where answers to it go.
+
+    Kinds share one set of names. Each but a coordinator is alone in its account, so any inbox there is its
+    own.
+    """
 
     __slots__ = ()
     kind = "control"
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """The changes of the store that it may hear of."""
+        return (f"{CHANGED}.>",)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """What it may ask or write beside reading the store."""
+        return ()
+
+    @property
+    def publish(self) -> tuple[str, ...] | None:
+        """Reading the store, and its own subjects."""
+        return (STORE_INFO, STORE_GET, *self.writes)
+
+    @property
+    def subscribe(self) -> tuple[str, ...] | None:
+        """Its inboxes and the notices."""
+        return (f"{_INBOXES}.>", *self.notices)
+
+
+class CoordinatorRole(ControlRole):
+    """A coordinator, leading or standing by: everything in CONTROL."""
+
+    __slots__ = ()
+
+    @property
+    def publish(self) -> None:
+        """All of CONTROL."""
+
+    @property
+    def subscribe(self) -> None:
+        """All of CONTROL."""
+
+
+class BrokerRole(ControlRole):
+    """A broker on the control server: its lease, its reports, its state, its samples, its clients'
+    requests."""
+
+    __slots__ = ()
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What the leader decided, and moves."""
+        return tuple(f"{CHANGED}.{key}{below}" for key in ("state", "moves") for below in ("", ".>"))
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """All of it under its own name."""
+        own = self.token
+        keys = tuple(f"{_KEY}.{kind}.{own}" for kind in BROKER_KEYS)
+        return (*keys, f"{SAMPLED}.{own}", f"{COORDINATE}.{own}")
+
+
+class ViewerRole(ControlRole):
+    """One who looks: `ramify status`. It changes nothing."""
+
+    __slots__ = ()
+
+
+class OperatorRole(ControlRole):
+    """One who may change rules and have clients moved."""
+
+    __slots__ = ()
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The record of rules, and wishes to the leader."""
+        return (f"{_KEY}.rules", f"{OPERATE}.{self.token}")
 
 
 class NeighbourRole(Role):
@@ -242,6 +358,12 @@ class KeyRing:
             _write_once(path, new_user().seed)
         return self.read(role)
 
+    def replace(self, role: Role) -> KeyPair:
+        """Make a new key in place of the user's, which is returned."""
+        former = self.read(role)
+        _write_part(self.path(role), new_user().seed, os.replace)
+        return former
+
     def read(self, role: Role) -> KeyPair:
         """The user's key. Raises `InputError` when there is none, it is damaged, or others may read it."""
         return read_seed(self.path(role), f"no key for {role.kind} {role.name!r}: copy its seed here")
@@ -264,14 +386,18 @@ def read_seed(path: Path, missing: str = "there is no such key: copy its seed he
 
 
 def _write_once(path: Path, seed: str) -> None:
+    # a link, not a rename: it never replaces a key that someone else made meanwhile
+    _write_part(path, seed, os.link)
+
+
+def _write_part(path: Path, seed: str, finish: Callable[[Path, Path], None]) -> None:
     part = path.with_name(f".{os.getpid()}-{os.urandom(6).hex()}.part")
     try:
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(seed + "\n")
             file.flush()
             os.fsync(file.fileno())
-        # a link, not a rename: it never replaces a key that someone else made meanwhile
-        os.link(part, path)
+        finish(part, path)
     except FileExistsError:
         pass
     except OSError as error:
@@ -294,39 +420,103 @@ def accounts_config(
     router_public: str,
     neighbours: Mapping[str, str],
     clients: Mapping[str, str],
-    control: Mapping[str, str] | None = None,
+    control: Mapping[ControlRole, str] | None = None,
+    former: Mapping[str, tuple[str, str]] | None = None,
+    router: str = "",
 ) -> str:
     """The `accounts` block of a broker's server, the same text for the same users.
 
-    Maps go from names to public keys. `control` adds the account CONTROL with streams of its own, for the
-    brokers and coordinators that share their state on this server. Raises `InputError` for a bad key, a key
+    `former` has public keys that count beside the present ones, for now, each with the kind and the name of
+    its user; `router` is the name of that user.
+
+    Maps go from names to public keys. `control` adds the account CONTROL with streams of its own, and those
+    of the users that share their state on this server. Raises `InputError` for a bad key, a key
     of two users, or a bad name.
     """
-    edge: list[tuple[Role, str]] = [(NeighbourRole(name), key) for name, key in sorted(neighbours.items())]
-    own: list[tuple[Role, str]] = [(ClientRole(name), key) for name, key in sorted(clients.items())]
+    keys = _Keys(former or {})
+    edge = [keys.of(NeighbourRole(name), key) for name, key in sorted(neighbours.items())]
+    own = [keys.of(ClientRole(name), key) for name, key in sorted(clients.items())]
     if len(own) > MOST_CLIENT_ACCOUNTS:
         edge, own = edge + own, []
-    shared = [(ControlRole(name), key) for name, key in sorted((control or {}).items())]
+    shared = [keys.of(role, key) for role, key in sorted((control or {}).items(), key=lambda u: u[0].name)]
+    for one, other in pairwise(shared):
+        if one.role.name == other.role.name:
+            raise InputError(
+                f"two users of the control server are named {one.role.name!r}: rename one of them"
+            )
+    routers = keys.of(RouterRole(router or "-"), router_public)
     _check_keys(
-        [("the router", router_public), *((f"{r.kind} {r.name!r}", k) for r, k in (*edge, *own, *shared))]
+        [
+            *(("the router", key) for key in routers.keys),
+            *((f"{u.role.kind} {u.role.name!r}", key) for u in (*edge, *own, *shared) for key in u.keys),
+        ]
     )
     services = (*_SERVICES, *((subject, "single") for subject, _ in _RENAMED))
     exports = [f'{{service: "{subject}", response_type: {kind}}}' for subject, kind in services]
     imports = [f'{{service: {{account: RAMIFY, subject: "{subject}"}}}}' for subject, _ in _SERVICES]
     imports += [f'{{service: {{account: RAMIFY, subject: "{a}"}}, to: "{b}"}}' for a, b in _RENAMED]
     blocks = [
-        _account("RAMIFY", [f"{{nkey: {router_public}}}"], exports=exports, jetstream=True),
-        _account("EDGE", [_user(role, key) for role, key in edge], imports=imports),
+        _account("RAMIFY", routers.lines, exports=exports, jetstream=True),
+        _account("EDGE", [line for user in edge for line in user.lines], imports=imports),
         *(
-            _account(
-                quote(f"CLIENT_{role.token}"), [_user(role, key)], imports=imports, limits=_CLIENT_LIMITS
-            )
-            for role, key in own
+            _account(quote(f"CLIENT_{user.role.token}"), user.lines, imports=imports, limits=_CLIENT_LIMITS)
+            for user in own
         ),
     ]
     if control is not None:
-        blocks.append(_account("CONTROL", [_user(role, key) for role, key in shared], jetstream=True))
+        blocks += _control_accounts(shared)
     return "accounts {\n" + "".join(blocks) + "}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class _User:
+    """A user with the keys that count for it, and its lines in an account."""
+
+    role: Role
+    keys: tuple[str, ...]
+
+    @property
+    def lines(self) -> list[str]:
+        return [_user(self.role, key) for key in self.keys]
+
+
+class _Keys:
+    def __init__(self, former: Mapping[str, tuple[str, str]]) -> None:
+        self._former: dict[tuple[str, str], list[str]] = {}
+        for key, who in sorted(former.items()):
+            self._former.setdefault(who, []).append(key)
+
+    def of(self, role: Role, key: str) -> _User:
+        more = self._former.get((role.kind, role.name), ())
+        return _User(role, (key, *(each for each in more if each != key)))
+
+
+def _control_accounts(users: Iterable[_User]) -> list[str]:
+    """CONTROL with the coordinators, and an account for each other user, with what its role may use."""
+    leaders, members = list[str](), list[str]()
+    for user in users:
+        role = user.role
+        if isinstance(role, CoordinatorRole):
+            leaders += user.lines
+            continue
+        assert isinstance(role, ControlRole)
+        imports = [f'{{service: {{account: CONTROL, subject: "{a}"}}, to: "{b}"}}' for a, b in _STORE_API]
+        imports += [f'{{service: {{account: CONTROL, subject: "{subject}"}}}}' for subject in role.writes]
+        imports += [f'{{stream: {{account: CONTROL, subject: "{subject}"}}}}' for subject in role.notices]
+        members.append(_account(quote(f"CONTROL_{role.token}"), user.lines, imports=imports))
+    written = [f"{_KEY}.{kind}.*" for kind in BROKER_KEYS]
+    asked = [f"{subject}.*" for subject in (SAMPLED, COORDINATE, OPERATE)]
+    exports = [
+        f'{{service: "{subject}"}}'
+        for subject in (*(a for a, _ in _STORE_API), *written, *asked, f"{_KEY}.rules")
+    ]
+    exports += [f'{{stream: "{CHANGED}.>"}}']
+    # so that a coordinator's key reads the store as those of others do
+    mappings = [f'"{b}": "{a}"' for a, b in _STORE_API]
+    return [
+        _account("CONTROL", leaders, exports=exports, mappings=mappings, jetstream=True),
+        *members,
+    ]
 
 
 def _account(
@@ -335,12 +525,15 @@ def _account(
     *,
     exports: Iterable[str] = (),
     imports: Iterable[str] = (),
+    mappings: Iterable[str] = (),
     jetstream: bool = False,
     limits: str = "",
 ) -> str:
     parts = {"users": users, "exports": exports, "imports": imports}
     lines = [f"  {name} {{", *(["    jetstream: enabled"] if jetstream else [])]
     lines += [f"    limits: {limits}"] if limits else []
+    if mapped := ", ".join(mappings):
+        lines.append(f"    mappings: {{{mapped}}}")
     for key, items in parts.items():
         if inner := "".join(f"      {item}\n" for item in items):
             lines.append(f"    {key}: [\n{inner}    ]")
@@ -412,6 +605,24 @@ def check_listen(host: str, tls: Tls | None) -> None:
     """Raise `InputError` when a server would listen beyond this machine without TLS."""
     if tls is None and not _is_loopback(host):
         raise InputError(f"listening on {host!r} leaves this machine: give TLS files, or use 127.0.0.1")
+
+
+def check_clear_text(url: str, *, tls: bool = False, insecure: bool = False, key: str = "") -> None:
+    """Raise `InputError` when a connection would leave this machine in the clear.
+
+    Whoever is on the way reads what is said, and can answer in the server's place. `key` names the setting
+    that has the URL.
+    """
+    if tls or insecure:
+        return
+    for each in url.split(","):
+        found = urlsplit(each)
+        if found.scheme != "tls" and not _is_loopback(found.hostname or ""):
+            raise InputError(
+                f"{key + ' ' if key else ''}{each!r} would be spoken to in the clear, and is not this "
+                "machine: give tls://, or the file of the authority that signed the server (tls_ca, "
+                "--tls-ca). Where nobody else can listen: insecure_clear_text, --insecure-clear-text"
+            )
 
 
 def _is_loopback(host: str) -> bool:

@@ -4,6 +4,11 @@ Owns the bucket CTL (a JetStream stream `KV_CTL` in account CONTROL) and how val
 tokens joined by dots; a *prefix* is one or more whole tokens. Every write has a revision, growing over the
 bucket.
 
+A coordinator makes the bucket (`connect`) and may do everything in it. All others `join` it: they read it,
+write the keys that are theirs (`security`), and watch by notices, since who may create consumers may have
+messages delivered anywhere. Nobody's headers can purge it: roll-ups are off. So an expired lease leaves no
+mark, and watches of leases look for what has vanished.
+
     put        compare-and-set on the revision: of two writers one gets `ConflictError`
     watch      what is there, then `INITIAL`, then every change; after an outage, whatever was missed
     put_large  of any size: compressed, in chunks, seen whole or not at all
@@ -31,11 +36,11 @@ from nats.aio.client import Client as Nats
 from nats.aio.msg import Msg
 
 from ramify.errors import InputError, LiveError
+from ramify.overlay.control.names import BUCKET, CHANGED, STORE_GET, STORE_INFO
 from ramify.overlay.live.wire.streams import Endpoint, connect, disconnect
 
-__all__ = ["BUCKET", "INITIAL", "ConflictError", "KeyChange", "Lease", "Store"]
+__all__ = ["INITIAL", "ConflictError", "KeyChange", "Lease", "Store"]
 
-BUCKET = "CTL"
 _STREAM = f"KV_{BUCKET}"
 _SUBJECT = f"$KV.{BUCKET}"
 _CHUNKS = "chunks"
@@ -49,8 +54,18 @@ _MARKER_S = 3600
 _HEADER_BYTES = 4096
 _WRONG_LAST_SEQUENCE, _NO_MESSAGE, _NO_STREAM = 10071, 10037, 10059
 _HEARTBEAT_S = 1.0
+_VANISHED_S = 0.5
+_NOTICE_LIMIT_S = 5.0
+_READS_AT_ONCE = 32
 _WRITE_RETRY_S = 0.1
 _TRIES = 5
+
+
+_OLD_ACCOUNTS = (
+    "the control server does not let this user read the store: its accounts are those of an older version, "
+    "or the server has another kind of store. Run `ramify keys`, and reload the server with "
+    "accounts/control.conf"
+)
 
 
 class ConflictError(LiveError):
@@ -78,6 +93,15 @@ class _Last:
     revision: int
 
 
+_WANTED: dict[str, object] = {
+    "republish": {"src": f"{_SUBJECT}.>", "dest": f"{CHANGED}.>", "headers_only": True},
+    # with it, one header of whoever writes one key purges all others
+    "allow_rollup_hdrs": False,
+    "deny_delete": True,
+    "allow_msg_ttl": True,
+}
+
+
 class _RefusedError(LiveError):
     def __init__(self, reason: str, code: int) -> None:
         self.code = code
@@ -93,11 +117,17 @@ class _Index(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Store:
-    """A connection to the bucket. `connect` makes one; `close` ends it and its watches."""
+    """A connection to the bucket. `connect` or `join` makes one; `close` ends it and its watches."""
 
-    def __init__(self, connection: Nats, timeout_s: float) -> None:
+    def __init__(self, connection: Nats, timeout_s: float, *, joined: bool = False) -> None:
         self._nats = connection
         self._timeout_s = timeout_s
+        self._joined = joined
+        self._info_api, self._get_api = (
+            (STORE_INFO, STORE_GET)
+            if joined
+            else (f"$JS.API.STREAM.INFO.{_STREAM}", f"$JS.API.STREAM.MSG.GET.{_STREAM}")
+        )
         self._watches: set[_Watch] = set()
         # what the server said when it refused something, which it does not answer
         self._forbidden = ""
@@ -112,10 +142,43 @@ class Store:
         timeout_s: float = 5.0,
         failed: Callable[[Exception], None] = lambda error: None,
     ) -> "Store":
-        """Connect to the control server, and make the bucket when there is none. `failed`: see `connect`.
+        """Connect as a coordinator, and make the bucket when there is none. `failed`: see `connect`.
 
         Raises `LiveError` when it cannot be reached, or has a bucket of that name without leases.
         """
+        store = await cls._open(endpoint, timeout_s, failed, joined=False)
+        try:
+            await store._ensure(replicas, most_bytes)
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    @classmethod
+    async def join(
+        cls,
+        endpoint: Endpoint,
+        *,
+        timeout_s: float = 5.0,
+        failed: Callable[[Exception], None] = lambda error: None,
+    ) -> "Store":
+        """Connect as any other user of the control server. A bucket that no coordinator has made yet is
+        empty.
+
+        Raises `LiveError` when it cannot be reached, or lets this user read nothing.
+        """
+        store = await cls._open(endpoint, timeout_s, failed, joined=True)
+        try:
+            await store._made_at()
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    @classmethod
+    async def _open(
+        cls, endpoint: Endpoint, timeout_s: float, failed: Callable[[Exception], None], *, joined: bool
+    ) -> "Store":
         made: list[Store] = []
 
         async def again() -> None:
@@ -128,14 +191,8 @@ class Store:
                     store._forbidden = str(error)
 
         connection = await connect(endpoint, failed=failed, reconnected_cb=again, error_cb=noted)
-        store = cls(connection, timeout_s)
-        made.append(store)
-        try:
-            await store._ensure(replicas, most_bytes)
-        except BaseException:
-            await store.close()
-            raise
-        return store
+        made.append(cls(connection, timeout_s, joined=joined))
+        return made[0]
 
     @property
     def most_value_bytes(self) -> int:
@@ -189,7 +246,22 @@ class Store:
 
     async def keys(self, prefix: str) -> list[str]:
         """The keys that are a prefix or below it, sorted."""
-        return sorted(await self._revisions(prefix))
+        return sorted(await (self.values(prefix) if self._joined else self._revisions(prefix)))
+
+    async def count(self, prefix: str) -> int:
+        """How many keys are below a prefix. One that was deleted of late counts too. One request."""
+        return len(await self._subjects(_checked(prefix)))
+
+    async def values(self, prefix: str) -> dict[str, bytes]:
+        """The values of a prefix and below it, by key. Costs a request for each."""
+        turns = asyncio.Semaphore(_READS_AT_ONCE)
+
+        async def read(key: str) -> tuple[str, tuple[bytes, int] | None]:
+            async with turns:
+                return key, await self.get(key)
+
+        found = await asyncio.gather(*map(read, sorted(await self._subjects(_checked(prefix)))))
+        return {key: value[0] for key, value in found if value is not None}
 
     async def _revisions(self, prefix: str, *, chunks: bool = False) -> dict[str, int]:
         watch = _Watch(self, _checked(prefix, chunks=chunks), headers_only=True)
@@ -216,7 +288,8 @@ class Store:
         Of a key that changes fast, values between may be left out; the last is always seen. After an outage
         all is compared with what was yielded before: what changed or went away meanwhile is yielded then.
         """
-        return _Watch(self, _checked(prefix)).changes()
+        kind = _NoticeWatch if self._joined else _Watch
+        return kind(self, _checked(prefix)).changes()
 
     # ------------------------------------------------------------------------------------ large values
 
@@ -290,11 +363,11 @@ class Store:
 
     async def _ensure(self, replicas: int, most_bytes: int) -> None:
         try:
-            told = await self._ask(f"$JS.API.STREAM.INFO.{_STREAM}", b"")
+            told = await self._ask(self._info_api, b"")
         except _RefusedError as error:
             if error.code != _NO_STREAM:
                 raise
-            config = {
+            config: dict[str, object] = {
                 "name": _STREAM,
                 "subjects": [f"{_SUBJECT}.>"],
                 "retention": "limits",
@@ -304,42 +377,79 @@ class Store:
                 "max_bytes": most_bytes,
                 "max_msgs_per_subject": 1,
                 "max_consumers": -1,
-                "allow_rollup_hdrs": True,
-                "deny_delete": True,
-                "allow_msg_ttl": True,
-                # or an expired lease would vanish without a word to watchers
-                "subject_delete_marker_ttl": _MARKER_S * 10**9,
+                **_WANTED,
             }
             told = await self._ask(f"$JS.API.STREAM.CREATE.{_STREAM}", json.dumps(config).encode())
         found = told.get("config")
         if not isinstance(found, dict) or not (
-            found.get("allow_msg_ttl")
-            and found.get("subject_delete_marker_ttl")
-            and found.get("max_msgs_per_subject") == 1
+            found.get("allow_msg_ttl") and found.get("max_msgs_per_subject") == 1
         ):
             reason = "cannot expire leases: it was not made by Ramify. Use another server or account"
             raise LiveError(f"bucket {BUCKET} on {self._nats.connected_url} {reason}")
+        if any(found.get(key, False) != value for key, value in _WANTED.items()):
+            # made by an older version, which marked expired keys; that needs roll-ups
+            kept = {key: value for key, value in found.items() if key != "subject_delete_marker_ttl"}
+            await self._ask(f"$JS.API.STREAM.UPDATE.{_STREAM}", json.dumps({**kept, **_WANTED}).encode())
+
+    async def _made_at(self) -> tuple[str, int]:
+        """When the bucket was made, and its last revision; empty and 0 when there is none."""
+        try:
+            told = await self._ask(self._info_api, b"")
+        except _RefusedError as error:
+            if error.code == _NO_STREAM:
+                return "", 0
+            raise
+        state = told.get("state")
+        return str(told.get("created")), int(state["last_seq"]) if isinstance(state, dict) else 0
+
+    async def _subjects(self, prefix: str) -> set[str]:
+        """The keys that are a prefix or below it, with those of which only a mark is left."""
+        found: set[str] = set()
+        for filter_ in (f"{_SUBJECT}.{prefix}", f"{_SUBJECT}.{prefix}.>"):
+            offset = 0
+            while True:
+                body = json.dumps({"subjects_filter": filter_, "offset": offset}).encode()
+                try:
+                    told = await self._ask(self._info_api, body)
+                except _RefusedError as error:
+                    if error.code == _NO_STREAM:
+                        return found
+                    raise
+                state = told.get("state")
+                some = state.get("subjects") if isinstance(state, dict) else None
+                if not some:
+                    break
+                found |= {subject.removeprefix(f"{_SUBJECT}.") for subject in some}
+                offset += len(some)
+                if offset >= int(str(told.get("total") or 0)):
+                    break
+        return found
 
     async def _last(self, key: str) -> _Last | None:
         """From the stream's leader, so that a write that was acknowledged is seen."""
-        body = json.dumps({"last_by_subj": f"{_SUBJECT}.{key}"}).encode()
+        found = await self._read({"last_by_subj": f"{_SUBJECT}.{key}"})
+        return None if found is None else _Last(found.value, found.revision)
+
+    async def _read(self, which: Mapping[str, object]) -> KeyChange | None:
+        """A message of the stream; None when there is no such message."""
         try:
-            told = await self._ask(f"$JS.API.STREAM.MSG.GET.{_STREAM}", body)
+            told = await self._ask(self._get_api, json.dumps(which).encode())
         except _RefusedError as error:
-            if error.code == _NO_MESSAGE:
+            if error.code in (_NO_MESSAGE, _NO_STREAM):
                 return None
             raise
         message = told.get("message")
         if not isinstance(message, dict):
-            raise LiveError(f"the control server's answer about {key} has no message")
+            raise LiveError(f"the control server's answer about {which} has no message")
         try:
             headers = base64.b64decode(message.get("hdrs", "")).decode("ascii", "replace")
             value = base64.b64decode(message.get("data", ""))
             revision = int(message["seq"])
+            key = str(message["subject"]).removeprefix(f"{_SUBJECT}.")
         except (KeyError, ValueError, TypeError, binascii.Error) as error:
-            raise LiveError(f"the control server's answer about {key} is unreadable: {error!r}") from None
+            raise LiveError(f"the control server's answer about {which} is unreadable: {error!r}") from None
         gone = re.search(r"^(KV-Operation|Nats-Marker-Reason):", headers, re.MULTILINE)
-        return _Last(None if gone else value, revision)
+        return KeyChange(key, None if gone else value, revision)
 
     async def _write(self, key: str, value: bytes, expected: int | None, marks: Mapping[str, str]) -> int:
         headers = dict(marks)
@@ -367,11 +477,16 @@ class Store:
                 subject, payload, timeout=self._timeout_s, headers=dict(headers) if headers else None
             )
             told = json.loads(answer.data)
+        except nats.errors.NoRespondersError as error:
+            if subject in (STORE_INFO, STORE_GET):
+                raise LiveError(_OLD_ACCOUNTS) from error
+            raise LiveError(f"nobody answers {subject}: no coordinator has made the store yet") from error
         except (nats.errors.Error, TimeoutError, OSError, ValueError) as error:
             if self._forbidden:
                 raise LiveError(
                     f"the control server forbids {subject} ({self._forbidden}): the key is that of another "
-                    "kind of user. Give the key of a coordinator, broker or viewer of this overlay"
+                    "kind of user. Coordinators and brokers have keys of their own; a viewer's may only "
+                    "look, an operator's may also change rules and move clients"
                 ) from error
             raise LiveError(f"no answer from the control server to {subject}: {error!r}") from error
         if not isinstance(told, dict):
@@ -397,6 +512,8 @@ class _Watch:
         # messages; None says that the connection was made anew
         self._queue: asyncio.Queue[Msg | None] = asyncio.Queue(1_000)
         self._known: dict[str, int] = {}
+        # those that may vanish without a word
+        self._expiring: set[str] = set()
         self._stale = False
         self._ended = False
 
@@ -445,6 +562,7 @@ class _Watch:
     def _note(self, change: KeyChange) -> bool:
         """Whether a change is news. Unequal, not greater: a bucket that was made anew counts from 1."""
         if change.value is None:
+            self._expiring.discard(change.key)
             return self._known.pop(change.key, None) is not None
         news = self._known.get(change.key) != change.revision
         self._known[change.key] = change.revision
@@ -453,6 +571,7 @@ class _Watch:
     def _gone(self, seen: set[str]) -> list[KeyChange]:
         """Keys that were yielded and are no longer there, of which not even a mark is left."""
         gone = sorted(self._known.keys() - seen)
+        self._expiring -= {*gone}
         return [KeyChange(key, None, self._known.pop(key)) for key in gone]
 
     async def _once(self) -> AsyncGenerator[KeyChange, None]:
@@ -471,15 +590,19 @@ class _Watch:
             if pending == 0:
                 yield INITIAL
             expected, initial = 1, pending > 0
+            heard_s = looked_s = time.monotonic()
             while not self._stale and not self._ended:
-                try:
-                    # not wait_for: in Python 3.11 it can swallow a cancellation (cpython #86296)
-                    async with asyncio.timeout(4 * _HEARTBEAT_S):
-                        message = await queue.get()
-                except TimeoutError:
-                    return
+                message = await self._arrived(queue)
+                now_s = time.monotonic()
+                if self._expiring and not initial and now_s - looked_s >= _VANISHED_S:
+                    looked_s = now_s
+                    for gone_key in sorted(self._expiring - await self._store._subjects(self._prefix)):
+                        yield KeyChange(gone_key, None, self._known.get(gone_key, 0))
                 if message is None:
+                    if now_s - heard_s >= 4 * _HEARTBEAT_S:
+                        return
                     continue
+                heard_s = now_s
                 headers = message.headers or {}
                 if headers.get("Status") is not None or not message.reply.startswith("$JS.ACK."):
                     if int(headers.get("Nats-Last-Consumer", expected - 1)) >= expected:
@@ -493,6 +616,8 @@ class _Watch:
                     expected += 1
                     gone = "KV-Operation" in headers or "Nats-Marker-Reason" in headers
                     key = message.subject.removeprefix(f"{_SUBJECT}.")
+                    if "Nats-TTL" in headers and not gone:
+                        self._expiring.add(key)
                     yield KeyChange(key, None if gone else message.data, sequence)
                 if initial and left == 0:
                     initial = False
@@ -502,6 +627,14 @@ class _Watch:
         finally:
             with contextlib.suppress(nats.errors.Error, OSError):
                 await subscription.unsubscribe()
+
+    async def _arrived(self, queue: "asyncio.Queue[Msg | None]") -> Msg | None:
+        """The next message; None when none came for a moment."""
+        with contextlib.suppress(TimeoutError):
+            # not wait_for: in Python 3.11 it can swallow a cancellation (cpython #86296)
+            async with asyncio.timeout(_VANISHED_S if self._expiring else _HEARTBEAT_S):
+                return await queue.get()
+        return None
 
     async def _create(self, inbox: str) -> int:
         """Make the consumer; how many values there are. The server drops it when nobody listens."""
@@ -526,6 +659,85 @@ class _Watch:
         # what was delivered before the answer was written is no longer pending
         before = int(delivered.get("consumer_seq", 0)) if isinstance(delivered, dict) else 0
         return before + (pending if isinstance(pending, int) else 0)
+
+
+class _NoticeWatch(_Watch):
+    """A watch of one who may not create consumers: notices say that something changed, and it is read.
+
+    A notice is only a hint. Whatever it says, the messages behind the last revision that was seen are read
+    from the stream, in order.
+    """
+
+    async def _once(self) -> AsyncGenerator[KeyChange, None]:
+        connection, store = self._store._nats, self._store
+        self._stale = False
+        queue = self._queue = asyncio.Queue(1_000)
+        subjects = [f"{_SUBJECT}.{self._prefix}", f"{_SUBJECT}.{self._prefix}.>"]
+        subscriptions = []
+        try:
+            for subject in subjects:
+                notices = subject.replace(_SUBJECT, CHANGED, 1)
+                subscriptions.append(await connection.subscribe(notices, cb=self._noticed))
+        except nats.errors.Error as error:
+            raise LiveError(f"cannot watch {self._prefix}: {error!r}. Connect again") from error
+        try:
+            made = await store._made_at()
+            position = 0
+            # of each subject by itself: the stream is asked for the next message of one filter
+            for subject in subjects:
+                async for change in self._behind(subject, 0):
+                    position = max(position, change.revision)
+                    yield change
+            yield INITIAL
+            looked_s = time.monotonic()
+            while not self._stale and not self._ended:
+                message = await self._arrived(queue)
+                if message is not None and (number := _noticed_revision(message)) is not None:
+                    # what waits is in what is read below
+                    while not queue.empty():
+                        other = queue.get_nowait()
+                        number = max(number, (other and _noticed_revision(other)) or 0)
+                    if number <= position:
+                        continue
+                elif time.monotonic() - looked_s < _NOTICE_LIMIT_S:
+                    continue
+                else:
+                    looked_s = time.monotonic()
+                    now = await store._made_at()
+                    if now[0] != made[0] or now[1] < position:
+                        return
+                behind = position
+                for subject in subjects:
+                    async for change in self._behind(subject, behind):
+                        position = max(position, change.revision)
+                        yield change
+        except (nats.errors.Error, OSError) as error:
+            raise LiveError(f"the watch of {self._prefix} broke: {error!r}") from error
+        finally:
+            for each in subscriptions:
+                with contextlib.suppress(nats.errors.Error, OSError):
+                    await each.unsubscribe()
+
+    async def _behind(self, subject: str, position: int) -> AsyncGenerator[KeyChange, None]:
+        """The messages of a subject behind a revision, in order."""
+        while True:
+            found = await self._store._read({"seq": position + 1, "next_by_subj": subject})
+            if found is None or found.revision <= position:
+                return
+            position = found.revision
+            yield found
+
+    async def _noticed(self, message: Msg) -> None:
+        # more notices than fit say no more than those that wait
+        with contextlib.suppress(asyncio.QueueFull):
+            self._queue.put_nowait(message)
+
+
+def _noticed_revision(message: Msg) -> int | None:
+    try:
+        return int((message.headers or {})["Nats-Sequence"])
+    except (KeyError, ValueError):
+        return None
 
 
 class Lease:

@@ -11,13 +11,15 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import nats.errors
 from nats.aio.client import Client as Nats
 
-from ramify.errors import LiveError
+from ramify.errors import InputError, LiveError
 from ramify.overlay.control.names import (
     DELIVER,
     IN,
@@ -30,8 +32,9 @@ from ramify.overlay.control.names import (
     SAMPLES,
     token,
 )
-from ramify.overlay.live.wire.connection import SteadyConnection
+from ramify.overlay.live.wire.connection import TRANSPORT, SteadyConnection
 from ramify.overlay.live.wire.pauses import LANES_AT_ONCE
+from ramify.overlay.live.wire.security import check_clear_text, read_seed
 from ramify.overlay.live.wire.tasks import end_tasks
 from ramify.overlay.live.wire.tls import TlsTransport, why_hopeless
 
@@ -78,7 +81,8 @@ class Endpoint:
     """A server and the user that connects to it. Without a seed the server must not ask for one (tests).
 
     With `tls`, or a URL tls://, nothing is sent before the handshake, whatever the server says. Without a
-    context the authorities of this system are trusted.
+    context the authorities of this system are trusted. In the clear only this machine is spoken to, unless
+    `insecure_clear_text` says otherwise. Raises `InputError`.
     """
 
     url: str
@@ -86,6 +90,12 @@ class Endpoint:
     inbox_prefix: str = "_INBOX"
     name: str = "ramify"
     tls: ssl.SSLContext | None = field(default=None, repr=False)
+    insecure_clear_text: bool = False
+    seed_file: Path | None = None
+    """The seed is read anew from there for each connection: it may have been rotated."""
+
+    def __post_init__(self) -> None:
+        check_clear_text(self.url, tls=self.tls is not None, insecure=self.insecure_clear_text)
 
     def context(self) -> ssl.SSLContext | None:
         """The authorities to trust; None for a connection in the clear."""
@@ -120,7 +130,11 @@ async def connect(
     async def quiet(_: Exception) -> None:
         """Every failed attempt would be logged; callers see what matters as their own errors."""
 
-    client, context = SteadyConnection(), endpoint.context()
+    context = endpoint.context()
+    client = SteadyConnection(
+        trusts_announced=context is not None or endpoint.insecure_clear_text,
+        seed=None if endpoint.seed_file is None else partial(_seed_now, endpoint.seed_file),
+    )
     hopeless: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     told: Callable[[Exception], Awaitable[None]] = callbacks.pop("error_cb", quiet)
 
@@ -151,6 +165,8 @@ async def connect(
     if context is not None:
         options["tls"] = context
         client._transport = TlsTransport(context)
+    if (transport := TRANSPORT.get()) is not None:
+        client._transport = transport()
     made = asyncio.create_task(_made(client, options))
     try:
         waiting: list[asyncio.Future[Any]] = [made, hopeless]
@@ -165,6 +181,13 @@ async def connect(
     finally:
         if not made.done():
             await end_tasks([made])
+
+
+def _seed_now(file: Path) -> str | None:
+    try:
+        return read_seed(file).seed
+    except InputError:
+        return None  # as before, for the server to judge
 
 
 async def _made(client: Nats, options: Mapping[str, Any]) -> Nats:

@@ -140,5 +140,5 @@ def why_hopeless(error: Exception) -> str | None:
             "that its authority signed, and the key (tls_cert, tls_key; --tls-cert, --tls-key)"
         )
     if isinstance(error, NoTlsError):
-        return f"{error}. Give the server TLS, or a nats:// URL if nobody else can listen"
+        return f"{error}. Give the server TLS, or a nats:// URL if it is on this machine"
     return None
