@@ -222,3 +222,32 @@ def test_streams_that_somebody_purged_or_deleted_go_on(
         assert scene.alarms("v1") or scene.live.losses
 
     play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
+@pytest.mark.parametrize("stream", [IN, OUT])
+def test_what_a_damaged_block_held_is_told_and_the_rest_arrives(
+    tmp_path: Path, stream: str, share: float
+) -> None:
+    """The server skips what it cannot read, or cuts the block there."""
+
+    async def scenario(scene: Scene) -> None:
+        reader = "v0" if stream == IN else "v1"
+        await end_tasks([scene.live._tasks.pop(reader)])
+        await scene.publish(12)
+        if stream == OUT:
+            await scene.until(lambda: scene.live.brokers["v0"].counters.events == 17)
+        await scene.live.servers["v0"].stop()
+        (block,) = (scene.store("v0") / f"jetstream/jetstream/RAMIFY/streams/{stream}/msgs").glob("*.blk")
+        data = bytearray(block.read_bytes())
+        data[int(len(data) * share)] ^= 0x20
+        block.write_bytes(data)
+        await scene.live.servers["v0"].start()
+        scene.live.start_broker(reader)
+        await scene.publish(8)
+        await scene.until_came(17)
+        lost = [i for i in range(17) if not scene.live.delivered[f"e{i}", "s"]]
+        print(lost, scene.alarms("v0"), "-", scene.alarms("v1"))
+        assert not lost or scene.alarms("v0") or scene.alarms("v1")
+
+    play(tmp_path, scenario)

@@ -14,7 +14,7 @@ from nats.aio.client import Client as Nats
 
 from ramify.errors import LiveError
 from ramify.overlay.control.names import REJECTED
-from ramify.overlay.control.records import Alarm
+from ramify.overlay.control.records import LossAlarm
 from ramify.overlay.live.wire.streams import api
 
 __all__ = ["SHOWN_S", "Alarms"]
@@ -32,7 +32,7 @@ class Alarms:
 
     def __init__(self, broker: str, clock: Callable[[], float] = time.time) -> None:
         self._broker, self._clock = broker, clock
-        self._alarms: list[Alarm] = []
+        self._alarms: list[LossAlarm] = []
         self._saved = True
         # since the process began
         self.count = 0
@@ -42,11 +42,11 @@ class Alarms:
         self.count += 1
         _log.error("broker %s lost something: %s", self._broker, what)
         others = [each for each in self._alarms if (each.about, each.what) != (about, what)]
-        self._alarms = [*others, Alarm(self._clock(), about, what)][-_MOST:]
+        self._alarms = [*others, LossAlarm(self._clock(), about, what)][-_MOST:]
         self._saved = False
 
     @property
-    def shown(self) -> list[Alarm]:
+    def shown(self) -> list[LossAlarm]:
         """Those that are not over, oldest first."""
         return [each for each in self._alarms if self._clock() - each.at < SHOWN_S]
 
@@ -58,7 +58,7 @@ class Alarms:
         if told:
             data = base64.b64decode(told["message"].get("data", ""))
             try:
-                earlier = msgspec.json.decode(data, type=list[Alarm])
+                earlier = msgspec.json.decode(data, type=list[LossAlarm])
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 _log.warning("broker %s: earlier alarms cannot be read: %s", self._broker, error)
                 return

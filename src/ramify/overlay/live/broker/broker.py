@@ -28,6 +28,7 @@ from nats.aio.client import Client as Nats
 
 from ramify.errors import LiveError
 from ramify.overlay.control.counters import Counters
+from ramify.overlay.control.health import HealthFigures
 from ramify.overlay.control.intake import RAW_BYTES, Limits, RejectedMessage
 from ramify.overlay.control.names import DELIVER, IN, LINK, OUT, name_of, token
 from ramify.overlay.control.output import MOST_MESSAGES, Output
@@ -151,6 +152,9 @@ class Broker:
         self._unsure: tuple[StepResult, Mapping[str, int]] | None = None
         # since when the log has taken no write although one was tried; 0 when the last one was taken
         self._stuck_since = 0.0
+        # since when it has had no room, likewise; and when something was last committed, or nothing waited
+        self._full_since = 0.0
+        self._moved_at = time.monotonic()
         # faults in a row, what was last said of one, and messages for a step that a server refused
         self._faults, self._said = 0, ""
         self._narrow: int | None = None
@@ -225,6 +229,32 @@ class Broker:
         """For how long the log has taken no write although some were tried; 0 when it takes them, or has
         no room, or none may be tried now."""
         return time.monotonic() - self._stuck_since if self._stuck_since and self._gate() else 0.0
+
+    def figures(self) -> HealthFigures:
+        """How this broker fares, by what it can see."""
+        now = time.monotonic()
+        published, links = self.lags()
+        waiting = {name: lag for name, lag in {CLIENTS: published, **links}.items() if lag}
+        if not waiting:
+            self._moved_at = now
+        readers = self.keeper.readers.items()
+        return HealthFigures(
+            ready=self.ready.is_set(),
+            waiting=waiting,
+            waiting_s=now - self._moved_at,
+            full_s=now - self._full_since if self._full_since else 0.0,
+            holders={name: reader.unread for name, reader in readers if reader.unread},
+            stuck_s=self.stuck_s,
+            unreached=tuple(
+                name
+                for name in self.config.neighbours
+                if name not in self._inputs or not self._reaches(name)
+            ),
+            trouble=self.trouble,
+        )
+
+    def _reaches(self, name: str) -> bool:
+        return bool(self._inputs[name].connection.is_connected)
 
     def status(self, session: str, started_s: float) -> Status:
         """What every broker says of itself; what its governor knows is added to it."""
@@ -401,6 +431,7 @@ class Broker:
                 if not (self._gate() and await self._step()):
                     pause = _STEP_IDLE_S
             except LogFullError:
+                self._full_since = self._full_since or time.monotonic()
                 pause = _FULL_WAIT_S
                 # part of it may have been written
                 await self._until_done(self._recover)
@@ -532,7 +563,8 @@ class Broker:
             done = await self._give_up(taken, id_, error)
             await self._out.commit([], reached(self._out.positions, taken, end), epoch)
         self._begun = None
-        self._stuck_since = 0.0
+        self._stuck_since = self._full_since = 0.0
+        self._moved_at = time.monotonic()
         self._count(done)
         self._busy = len(taken) > 1
         self._size.learn(len(taken), done.outputs)

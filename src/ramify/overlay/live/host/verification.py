@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from ramify.content.events.events import Event, batch_to_events
 from ramify.errors import LiveError
+from ramify.overlay.control.health import SILENT_S
 from ramify.overlay.histories.conditions import digest, holds, sql_of
 from ramify.overlay.histories.rows import (
     Condition,
@@ -42,7 +43,7 @@ from ramify.overlay.live.client.client import (
     PendingClient,
     SuspendedError,
 )
-from ramify.overlay.live.host.overview import STALE_S, Look, Overview
+from ramify.overlay.live.host.overview import Look, Overview
 from ramify.overlay.live.wire.tasks import end_tasks
 
 __all__ = ["MARK", "Verification", "VerificationSettings", "tells_of"]
@@ -455,7 +456,7 @@ def tells_of(view: Overview) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if broker.state != "routing":
             tells.append(f"{broker.name}: {broker.state}")
         status = broker.status
-        if status is None or (broker.age_s or 0.0) > STALE_S:
+        if status is None or (broker.age_s or 0.0) >= SILENT_S:
             tells.append(f"{broker.name}: no word of it")
             continue
         if status.trouble:

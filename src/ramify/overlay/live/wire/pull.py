@@ -80,6 +80,8 @@ class Puller:
         self._quiet_s = _FIRST_QUIET_S
         # the server handed something out that did not come: to a request of an earlier reader, say
         self.strayed = False
+        # what the server had for this reader when it was last asked, if nothing has come since
+        self.unseen = 0
         # messages that came more than once, as the server counts deliveries
         self.redelivered = 0
         # ask for more even when the buffer is full: something in particular is needed
@@ -175,7 +177,7 @@ class Puller:
         """Something happened here: what may follow is looked for soon again."""
         self._came_at = time.monotonic()
         self._quiet_s = _FIRST_QUIET_S
-        self._empty = 0
+        self._empty = self.unseen = 0
 
     async def _fill(self) -> None:
         while True:
@@ -208,10 +210,12 @@ class Puller:
         if since != self._came_at:
             return
         self._came_at = time.monotonic()
+        unseen = int(told.get("num_pending", 0)) + int(told.get("num_ack_pending", 0))
         if told.get("num_ack_pending", 0) > 0:
             self._stir()
             self.strayed = True
             self._arrived.set()
+        self.unseen = unseen
 
     async def _ask(self) -> None:
         assert self._inbox is not None
