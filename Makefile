@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-all chaos check format docs bench clean
+.PHONY: help demo test test-quick test-all chaos simulate check audit format docs bench clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,11 +51,21 @@ SEED ?=
 chaos: $(KERNELS) ## Faults on real processes for MINUTES=10, from SEED=..., and the verdict on what clients saw
 	@PYTHONPATH=tests/support $(BIN)/python tests/support/chaos.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(RESULTS),--results)
 
-check: $(READY) ## Lint, format, types, layers
+SEEDS ?= 200
+FROM ?= 0
+simulate: $(KERNELS) ## The overlay on simulated servers and time: SEEDS=200 FROM=0, or SEED=7 with its log
+	@PYTHONPATH=tests/support $(BIN)/python -m simulation \
+	  $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --from $(FROM))
+
+check: $(READY) ## Lint, format, types, layers, dependencies
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python .ci/audit.py
+
+audit: $(READY) ## Hold dependencies against the advisories that the package index has today
+	@$(BIN)/python .ci/audit.py --live
 
 format: $(READY) ## Format the code and mend what the linter can
 	@$(BIN)/ruff check --fix .

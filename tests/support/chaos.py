@@ -1,6 +1,6 @@
 """Chaos on real processes: an overlay under load and faults, and the verdict on what its clients saw.
 
-    python tests/support/chaos.py --minutes 10 [--seed N] [--scenario storm|singles|matchmaking]
+    python tests/support/chaos.py --minutes 10 [--seed N] [--scenario storm|singles|matchmaking|storage]
 
 A run is a minute or so of faults. Each has a seed of its own, which draws the load and the faults with
 their targets and lengths; a run with the same seed does the same as far as real processes go. `--seed N
@@ -27,6 +27,7 @@ from cuts import WiredMachine
 from faults import Chaos, small_disk
 from machines import LIMITS, started, until_routing
 from project import ROOT
+from ramify.errors import LiveError
 from ramify.network.graphs.overlay import Link, Overlay
 from ramify.overlay.histories.checker import judge
 from ramify.overlay.histories.files import HistoryFile
@@ -42,7 +43,7 @@ from results import add_result
 from running import SMALL
 
 LEASE_S = 4
-SCENARIOS = ("storm", "singles", "matchmaking")
+SCENARIOS = ("storm", "singles", "matchmaking", "storage")
 
 
 @dataclass(frozen=True)
@@ -214,10 +215,17 @@ async def _chaos(
     until = time.monotonic() + plan.duration_s
     if plan.scenario == "singles":
         while time.monotonic() < until and chaos.done < plan.most_faults:
-            await until_routing(machine)
+            await _until_routing_again(machine)
             await asyncio.sleep(3.0)
             await chaos.single_kill()
             await asyncio.sleep(12.0)
+        return
+
+    if plan.scenario == "storage":
+        while time.monotonic() < until and chaos.done < plan.most_faults:
+            await asyncio.sleep(rng.uniform(2.0, 5.0))
+            await chaos.do(rng.choice(sorted(plan.kinds or chaos.destroyers())))
+            await _until_routing_again(machine)
         return
 
     async def faults(kinds: list[str]) -> None:
@@ -231,6 +239,16 @@ async def _chaos(
     # several faults at once, plans that change meanwhile
     lines = [*[others] * 4, planned] if plan.most_faults > len(kinds) else [kinds]
     await asyncio.gather(*(faults(line) for line in lines if line))
+
+
+async def _until_routing_again(machine: WiredMachine) -> None:
+    """A look may fail while servers come back."""
+    async with asyncio.timeout(240):
+        while True:
+            with contextlib.suppress(LiveError):
+                await until_routing(machine)
+                return
+            await asyncio.sleep(0.2)
 
 
 def main() -> None:
@@ -253,7 +271,7 @@ def main() -> None:
         scenario = turn if asked.scenario == "all" else asked.scenario
         kinds = tuple(kind for kind in asked.kinds.split(",") if kind)
         # how long events wait is measured where they hardly wait otherwise
-        rate = 100.0 if scenario == "singles" else 1000.0
+        rate = 100.0 if scenario in ("singles", "storage") else 1000.0
         found = _one(ChaosPlan(seed + number, scenario, rate_per_s=rate, kinds=kinds), asked.keep)
         sums.setdefault(scenario, ChaosSums()).add(seed + number, found)
         number += 1

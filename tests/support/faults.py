@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator
@@ -20,6 +21,7 @@ from ramify.overlay.live.coordinator.coordinator import Coordinator, Coordinator
 from ramify.overlay.live.host.directory import COORDINATOR
 from ramify.overlay.live.host.move_requests import request_move
 from ramify.overlay.live.host.overview import Overview
+from ramify.overlay.live.host.server import Server
 from ramify.overlay.live.host.verification import Verification
 from ramify.overlay.live.wire.tasks import end_tasks
 from ramify.planning.demand.classes import Classes
@@ -54,6 +56,10 @@ def small_disk(place: Path, mib: int = DISK_MIB) -> Iterator[bool]:
     finally:
         if mounted:
             subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def _store_of(server: object) -> Path | None:
+    return server.config.store / "jetstream" if isinstance(server, Server) else None
 
 
 class Chaos:
@@ -97,9 +103,17 @@ class Chaos:
             found["full disk"] = self._full
         return found
 
+    def destroyers(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        """What destroys the only copy of acknowledged events: that must be told, and the rest go on."""
+        return {
+            "roll back": lambda: self._destroy("roll back", self._put_back),
+            "bit flip": lambda: self._destroy("bit flip", self._flip),
+            "wipe": lambda: self._destroy("wipe", self._wipe),
+        }
+
     async def do(self, kind: str) -> None:
         """One fault, from its begin to its end."""
-        await self.kinds()[kind]()
+        await (self.kinds() | self.destroyers())[kind]()
         self.done += 1
 
     async def single_kill(self) -> None:
@@ -203,6 +217,71 @@ class Chaos:
         finally:
             file.unlink(missing_ok=True)
         self._note("full disk", at, broker)
+
+    async def _destroy(self, what: str, how: Callable[[Path], Awaitable[bool]]) -> None:
+        """Change the store of a server behind its back, and have it start with that."""
+        name = self._broker()
+        server = self.machine._servers[name].server
+        assert isinstance(server, Server)
+        store = server.config.store / "jetstream"
+        at = self.whole.now()
+        if await how(store):
+            self._note(what, at, name, forfeits=True)
+
+    async def _stopped(self, store: Path, change: Callable[[], bool]) -> bool:
+        """Stop its server, change the store, and kill the server, which has the old files open."""
+        name = next(n for n, each in self.machine._servers.items() if _store_of(each.server) == store)
+        pid = await self._pid(name)
+        send(pid, signal.SIGSTOP)
+        try:
+            return change()
+        finally:
+            send(pid, signal.SIGKILL)
+
+    async def _put_back(self, store: Path) -> bool:
+        """What the store had some seconds ago: what was written since was not synced."""
+        name = next(n for n, each in self.machine._servers.items() if _store_of(each.server) == store)
+        kept = store.with_name("kept")
+        shutil.rmtree(kept, ignore_errors=True)
+        pid = await self._pid(name)
+        send(pid, signal.SIGSTOP)
+        try:
+            shutil.copytree(store, kept)
+        finally:
+            send(pid, signal.SIGCONT)
+        await asyncio.sleep(self.rng.uniform(0.5, 5.0))
+
+        def change() -> bool:
+            shutil.rmtree(store)
+            kept.rename(store)
+            return True
+
+        return await self._stopped(store, change)
+
+    async def _flip(self, store: Path) -> bool:
+        def change() -> bool:
+            streams = ("/IN/", "/OUT/")
+            blocks = sorted(b for b in store.rglob("*.blk") if any(s in str(b) for s in streams))
+            blocks = [block for block in blocks if block.stat().st_size > 0]
+            if not blocks:
+                return False
+            block = self.rng.choice(blocks)
+            with block.open("r+b") as file:
+                place = self.rng.randrange(block.stat().st_size)
+                file.seek(place)
+                (byte,) = file.read(1)
+                file.seek(place)
+                file.write(bytes([byte ^ (1 << self.rng.randrange(8))]))
+            return True
+
+        return await self._stopped(store, change)
+
+    async def _wipe(self, store: Path) -> bool:
+        def change() -> bool:
+            shutil.rmtree(store)
+            return True
+
+        return await self._stopped(store, change)
 
     async def _until(self, what: Callable[[Overview], bool]) -> Overview:
         """As `until_seen`; the control server may be away meanwhile."""

@@ -9,16 +9,17 @@ import asyncio
 import contextlib
 import contextvars
 import itertools
-import logging
 import os
 import random
 import selectors
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 from unittest import mock
 
+import nats.aio.client
 import nats.nuid
 
 __all__ = ["PROCESS", "StalledError", "VirtualLoop", "simulated", "spawn"]
@@ -70,6 +71,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._now = 1_000.0
         self._turns = 0
         self.rng = rng
+        # the run has ended: what is left of its tasks is dropped, and none of it happens
+        self.is_over = False
         self.stopped: set[str] = set()
         self._held: dict[str, list[asyncio.Handle]] = {}
         selector = _Jump()
@@ -98,6 +101,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def call_soon(
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
+        if self.is_over:
+            return asyncio.Handle(callback, args, self, context)
         handle = super().call_soon(callback, *args, context=context)
         if self.stopped:
             process = handle._context.get(PROCESS, "")  # type: ignore[attr-defined]
@@ -154,15 +159,29 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.call_later(self.rng.random() * 0.002, tell)
         return done
 
+    def call_soon_threadsafe(
+        self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    async def getaddrinfo(self, *args: Any, **options: Any) -> Any:
+        raise AssertionError(f"a simulation asks for the real network: {args}")
+
+    def _asyncgen_finalizer_hook(self, agen: Any) -> None:
+        """Generators that a killed process leaves behind are not ended."""
+
     def _note_fault(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.faults.append(f"{context.get('message')}: {context.get('exception')!r}")
 
 
 def spawn(
-    loop: VirtualLoop, process: str, work: Callable[[], Coroutine[Any, Any, Any]]
+    loop: VirtualLoop,
+    context: contextvars.Context,
+    process: str,
+    work: Callable[[], Coroutine[Any, Any, Any]],
 ) -> "asyncio.Task[Any]":
-    """Begin a process with this task."""
-    context = contextvars.copy_context()
+    """Begin a process with this task, in a copy of a context."""
+    context = context.copy()
     context.run(PROCESS.set, process)
     return context.run(lambda: loop.create_task(work()))
 
@@ -194,6 +213,7 @@ def simulated(seed: int) -> Iterator[VirtualLoop]:
         (random, "random", theirs.random),
         (nats.nuid, "randbelow", theirs.randrange),
         (nats.nuid, "token_bytes", theirs.randbytes),
+        (nats.aio.client, "token_hex", lambda size: theirs.randbytes(size).hex()),
     ]
     with contextlib.ExitStack() as stack:
         for place, name, instead in patches:
@@ -204,8 +224,14 @@ def simulated(seed: int) -> Iterator[VirtualLoop]:
 
 
 def _end(loop: VirtualLoop) -> None:
-    """Close the loop; tasks of killed processes are dropped where they are."""
+    """Drop the tasks that are left, as a process that ends does, and close the loop."""
     asyncio.set_event_loop(None)
+    loop.is_over = True
     loop.set_exception_handler(lambda *_: None)
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for task in asyncio.all_tasks(loop):
+            # a `finally` that awaits something says that it cannot
+            with contextlib.suppress(BaseException):
+                task.get_coro().close()  # type: ignore[union-attr]
     loop.close()

@@ -133,6 +133,11 @@ class SimulatedServer:
         for work in waiting:
             work()
 
+    def inject(self, subject: str, head: bytes, data: bytes) -> None:
+        """Somebody publishes raw bytes."""
+        if self.is_up:
+            self._do(lambda: (self._publish(subject, "", head, data), self._flush())[0])  # type: ignore[func-returns-value]
+
     # ------------------------------------------------------------------------------------- sessions
 
     def accept(self, transport: SimulatedTransport, send: Callable[[bytes], None]) -> _Session:
@@ -162,7 +167,7 @@ class SimulatedServer:
                 for request in consumer.waiting:
                     # behind another account a server does not see that nobody listens any more
                     if not self._listens(request.reply) and stream.name == "OUT":
-                        request.is_dead = request.is_dead or self.rng.random() < 0.5
+                        request.is_dead = True
 
     def receive(self, session: _Session, data: bytes) -> None:
         generation = self._generation
@@ -314,6 +319,11 @@ class SimulatedServer:
 
     # ------------------------------------------------------------------------------------- consumers
 
+    def serve(self, stream: Stream) -> None:
+        """Hand out what waits."""
+        self._serve_all(stream)
+        self._flush()
+
     def _serve_all(self, stream: Stream) -> None:
         for consumer in list(stream.consumers.values()):
             if consumer.waiting or "deliver_subject" in consumer.config:
@@ -353,6 +363,8 @@ class SimulatedServer:
                 self._end(consumer, request, "409 Batch Completed")
             elif request.left <= 0:
                 consumer.waiting.remove(request)
+            else:
+                consumer.waiting.rotate(-1)  # requests are served in turn
 
     def _place_of(self, consumer: Consumer, message: Message, number: int, count: int) -> str:
         stamp = int((WALL_S + message.time) * 1e9)

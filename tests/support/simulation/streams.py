@@ -6,6 +6,7 @@ Owns numbers, limits, ids, batches, what a consumer has handed out. Whoever call
 
 import bisect
 import copy
+import functools
 import json
 import random
 from collections import deque
@@ -72,6 +73,7 @@ def with_headers(status: str = "", **headers: object) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
+@functools.lru_cache(maxsize=50_000)
 def matches(pattern: str, subject: str) -> bool:
     """Whether a subject is one of a pattern with `*` and `>`."""
     if pattern == subject:

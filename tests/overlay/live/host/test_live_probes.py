@@ -65,6 +65,30 @@ def test_a_control_server_that_lives_and_does_not_answer_is_started_again(tmp_pa
     run_to_end(scenario())
 
 
+def test_a_server_that_died_is_started_again_long_before_its_next_probe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it is away nothing is routed at its broker."""
+    monkeypatch.setattr(machine_module, "_PROBE_EVERY_S", 3600.0)
+
+    async def scenario() -> None:
+        machine = machine_of(tmp_path / "m", small_line(1), {})
+        try:
+            async with asyncio.timeout(200):
+                await machine._start_servers()
+                for name in ("v0", ""):
+                    server = machine._servers[name].server
+                    assert isinstance(server, Server)
+                    pid = server.pid
+                    server.kill()
+                    while not server.alive or server.pid == pid:
+                        await asyncio.sleep(0.05)
+        finally:
+            await stop(machine)
+
+    run_to_end(scenario())
+
+
 @pytest.mark.usefixtures("hasty")
 def test_a_probe_whose_stream_is_gone_makes_it_again(tmp_path: Path) -> None:
     """Else a server whose disk was full at the first probe would be restarted for ever."""

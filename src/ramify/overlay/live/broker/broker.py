@@ -351,7 +351,8 @@ class Broker:
         """Read a neighbour's lane to here, from when its server and its router are there."""
         connection = await self._connected(name, endpoint)
         consumer = f"link_{token(self.config.name)}"
-        puller = Puller(connection, OUT, consumer, self._arrived, f"{INFO}.{consumer}")
+        # a router that comes back waits for what was handed out to the one before
+        puller = Puller(connection, OUT, consumer, self._arrived, f"{INFO}.{consumer}", short=True)
         source = Input(name, puller, connection)
         for attempt in count():
             try:

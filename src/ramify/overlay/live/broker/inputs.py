@@ -101,9 +101,9 @@ class Input:
     def lag(self) -> int:
         """Messages that wait here and, when it was last heard of, at its server."""
         buffer = self.puller.buffer
-        known = len(buffer) + _left(buffer[-1]) if buffer else self.behind
+        known = len(buffer) + _left(buffer[-1]) if buffer else max(self.behind, self.puller.unread)
         # one at least, where something is missing
-        return max(known, self.puller.unseen, int(self.watched or self.asked > 0))
+        return max(known, int(self.watched or self.asked > 0))
 
     def number(self, message: PulledMessage) -> int:
         """The number of a message on this input."""

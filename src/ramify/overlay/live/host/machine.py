@@ -186,15 +186,12 @@ class Machine:
             user = site.endpoint(RouterRole(broker), "nats://127.0.0.1")
             probe = StreamProbe(server, user, partial(self._log_stuck_s, broker))
             self._probes.append(probe)
-            self._servers[broker] = Supervisor(server, probe, every_s=_PROBE_EVERY_S)
+            self._servers[broker] = _watched(server, probe)
         if not self.config.matchmaking:
             control = Server(self._control_config(ports.get("", 0)))
             probe = StreamProbe(control, self.directory.control_endpoint(COORDINATOR, "nats://127.0.0.1"))
             self._probes.append(probe)
-            # looked after more often than the others: while it is away no lease is renewed
-            self._servers[""] = Supervisor(
-                control, probe, every_s=_CHILD_LOOK_S, probe_every_s=_PROBE_EVERY_S
-            )
+            self._servers[""] = _watched(control, probe)
         await asyncio.gather(*(_start_anywhere(each) for each in self._servers.values()))
         found = {name: _server(each).config.port for name, each in self._servers.items()}
         write_json(self.directory.path / "ports.json", found)
@@ -410,6 +407,12 @@ async def _start_anywhere(supervisor: Supervisor) -> None:
         # the same server: its probe must go where it is
         server.config = replace(server.config, port=0)
         await supervisor.start()
+
+
+def _watched(server: Server, probe: "StreamProbe") -> Supervisor:
+    """Whether it lives is looked at more often than it is probed: while it is away its broker routes
+    nothing, and without the control server no lease is renewed."""
+    return Supervisor(server, probe, every_s=_CHILD_LOOK_S, probe_every_s=_PROBE_EVERY_S)
 
 
 def _standby(i: int) -> str:

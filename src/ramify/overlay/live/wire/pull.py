@@ -25,6 +25,7 @@ _EXPIRY_GRACE_S = 2.0
 _FIRST_QUIET_S = 3.0
 # a lane where nothing comes is asked about less and less often: an overlay may have thousands of them
 _EXPIRES_S = (5.0, 10.0, 20.0, 30.0)
+_SHORT_EXPIRES_S = _EXPIRES_S[:1]
 _LONGEST_QUIET_S = 20.0
 _QUIET_LOOK_S, _LONGEST_LOOK_S = 1.0, 5.0
 # a request for fewer bytes than a message has gets nothing, for ever; servers take 8 MiB
@@ -59,7 +60,13 @@ class Puller:
         *,
         most_bytes: int = 4 << 20,
         most_messages: int = 512,
+        short: bool = False,
     ) -> None:
+        """With `short`, a request stays 5 s at most, also where nothing comes.
+
+        A server does not see that a reader in another account has died. It hands out every other message
+        to a request of the dead one, for as long as that stays: so long the next reader waits for those.
+        """
         self._nats = connection
         self._path = f"{stream}.{consumer}"
         self._arrived = arrived
@@ -71,7 +78,8 @@ class Puller:
         self._asked_at = 0.0
         # requests in a row that ended with nothing, and how long the present one stays
         self._empty = 0
-        self._expires_s = _EXPIRES_S[0]
+        self._stays_s = _SHORT_EXPIRES_S if short else _EXPIRES_S
+        self._expires_s = self._stays_s[0]
         self._reconnects = connection.stats["reconnects"]
         self._changed = asyncio.Event()
         self._inbox: Subscription | None = None
@@ -80,8 +88,8 @@ class Puller:
         self._quiet_s = _FIRST_QUIET_S
         # the server handed something out that did not come: to a request of an earlier reader, say
         self.strayed = False
-        # what the server had for this reader when it was last asked, if nothing has come since
-        self.unseen = 0
+        # what the server had for this reader when it was last asked, and that did not come since
+        self.unread = 0
         # messages that came more than once, as the server counts deliveries
         self.redelivered = 0
         # ask for more even when the buffer is full: something in particular is needed
@@ -108,7 +116,7 @@ class Puller:
         """
         self.buffer.clear()
         self.strayed = False
-        self._bytes = self._asked = 0
+        self._bytes = self._asked = self.unread = 0
         self._stir()
         floor = await self._reset({})
         if after is not None and floor > after:
@@ -166,6 +174,7 @@ class Puller:
         )
         self.buffer.append(pulled)
         self._bytes += len(message.data)
+        self.unread = 0
         self._asked = max(0, self._asked - 1)
         self._asked_at = time.monotonic()
         self._stir()
@@ -177,7 +186,7 @@ class Puller:
         """Something happened here: what may follow is looked for soon again."""
         self._came_at = time.monotonic()
         self._quiet_s = _FIRST_QUIET_S
-        self._empty = self.unseen = 0
+        self._empty = 0
 
     async def _fill(self) -> None:
         while True:
@@ -210,17 +219,16 @@ class Puller:
         if since != self._came_at:
             return
         self._came_at = time.monotonic()
-        unseen = int(told.get("num_pending", 0)) + int(told.get("num_ack_pending", 0))
+        self.unread = int(told.get("num_ack_pending", 0)) + int(told.get("num_pending", 0))
         if told.get("num_ack_pending", 0) > 0:
             self._stir()
             self.strayed = True
             self._arrived.set()
-        self.unseen = unseen
 
     async def _ask(self) -> None:
         assert self._inbox is not None
         self._asked, self._asked_at = self._most_messages, time.monotonic()
-        self._expires_s = _EXPIRES_S[min(self._empty, len(_EXPIRES_S) - 1)]
+        self._expires_s = self._stays_s[min(self._empty, len(self._stays_s) - 1)]
         body = {
             "batch": self._most_messages,
             "max_bytes": max(self._most_bytes, _LARGEST_MESSAGE),

@@ -1,0 +1,128 @@
+"""The real brokers, clients and coordinators on simulated servers: seeds, mutations, replays."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from project import ROOT
+from simulation.mutations import MUTATIONS, Mutation
+from simulation.scenario import Act, Scenario, drawn, shrunk
+from simulation.world import run
+
+CHUNKS, SEEDS = 10, 20
+# other seeds each time, but on CI, where a change is judged by itself
+FIRST = 0 if os.environ.get("CI") else random.SystemRandom().randrange(10**9)
+LIMIT = 1_000
+
+
+def check(seed: int) -> None:
+    scenario = drawn(seed)
+    result = run(scenario)
+    if not result.is_good:
+        least = shrunk(scenario, lambda each: not run(each).is_good, limit=40)
+        pytest.fail(f"{run(least).story()}\n\nmake simulate SEED={seed}")
+
+
+# xdist gives workers tests by their names, which must be the same in each: so chunks have numbers
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_seeds_pass(chunk: int) -> None:
+    first = FIRST + chunk * SEEDS
+    print(f"seeds {first} to {first + SEEDS - 1}")
+    for seed in range(first, first + SEEDS):
+        check(seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("chunk", range(20))
+def test_many_seeds_pass(chunk: int) -> None:
+    for seed in range(10**9 + chunk * 100, 10**9 + chunk * 100 + 100):
+        check(seed)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "-"))
+def test_a_mistake_is_found(mutation: Mutation) -> None:
+    """Within a thousand seeds; nearly all are by one of the first ten."""
+    with mutation.made():
+        for seed in range(LIMIT):
+            scenario = drawn(seed, controlled=mutation.controlled)
+            if mutation.acts <= {act.kind for act in scenario.acts} and not run(scenario).is_good:
+                return
+    pytest.fail(f"{LIMIT} seeds passed although {mutation.name}")
+
+
+def test_a_router_that_was_killed_after_a_rest_is_caught_up_with_soon() -> None:
+    """A request of the dead router takes every other message until it ends: that must be soon."""
+    acts = (
+        Act(0.5, "publish", "w0", number=1),
+        Act(100.0, "kill", "router:v1", seconds=0.3),
+        Act(100.6, "publish", "w0", number=20),
+    )
+    clients, subscriptions = {"w0": "v0", "r0": "v1"}, {"s0": ("r0", 4)}
+    scenario = Scenario(1, ("v0", "v1"), (("v0", "v1"),), clients, subscriptions, "mst", acts)
+    verdict = run(scenario).verdict
+    assert verdict is not None
+    assert verdict.is_kept
+    assert verdict.due == 21
+    assert max(verdict.latency_s) < 10
+
+
+REPLAY = """
+from simulation.scenario import drawn
+from simulation.world import run
+for seed, controlled in ((1, False), (4, False), (2, True)):
+    print(run(drawn(seed, controlled=controlled)).trace)
+"""
+
+
+def test_a_seed_is_one_run() -> None:
+    """Every byte at the same instant, whatever the hashes of this process are."""
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests" / "support")])
+    traces = {
+        subprocess.run(
+            [sys.executable, "-c", REPLAY],
+            env={**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert len(traces) == 1
+    assert len(set(traces.pop().split())) == 3
+
+
+def test_what_fails_becomes_a_short_story() -> None:
+    scenario = drawn(7)
+    crash = Act(3.0, "crash", "v0", seconds=1.0)
+    part = Act(5.0, "part", "client:r0", "", seconds=2.0)
+    acts = (*scenario.acts, crash, part)
+    least = shrunk(
+        Scenario(**{**fields(scenario), "acts": acts}), lambda each: {crash, part} <= {*each.acts}
+    )
+    assert least.acts == (crash, part)
+    assert least.subscriptions == {}
+    assert "the server of v0 crashes, and starts again after 1.0 s" in least.story()
+
+
+def fields(scenario: Scenario) -> dict[str, object]:
+    return {name: getattr(scenario, name) for name in scenario.__dataclass_fields__}
+
+
+def test_the_command_tells_of_seeds(tmp_path: Path) -> None:
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests" / "support")])
+    done = subprocess.run(
+        [sys.executable, "-m", "simulation", "--from", "1", "--seeds", "2"],
+        env={**os.environ, "PYTHONPATH": paths},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 of 2 seeds passed" in done.stdout

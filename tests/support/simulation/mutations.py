@@ -1,0 +1,178 @@
+"""Mistakes put into the real code, one at a time: the simulation must find each.
+
+Owns the list. A mutation replaces text in the source of one function. Text that is not there is an error,
+so none is forgotten when the code changes.
+"""
+
+import contextlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from nats.aio.client import Client as Nats
+
+from ramify.overlay.control.epochs import Epochs
+from ramify.overlay.control.lanes import Inlet
+from ramify.overlay.live.broker import log
+from ramify.overlay.live.broker.broker import Broker
+from ramify.overlay.live.broker.inputs import Inputs
+from ramify.overlay.live.broker.log import OutLog
+from ramify.overlay.live.broker.memory import StepSize
+from ramify.overlay.live.broker.retention import Keeper
+from ramify.overlay.live.client.lane import LaneClient, LaneReader
+from ramify.overlay.live.wire import streams
+from ramify.overlay.live.wire.pull import Puller
+
+__all__ = ["MUTATIONS", "Mutation"]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A mistake. `controlled` says whether it takes a coordinator to show, or none; `acts` must happen in
+    the run."""
+
+    name: str
+    make: Callable[[], Any]
+    controlled: bool = False
+    acts: frozenset[str] = frozenset()
+
+    @contextlib.contextmanager
+    def made(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for patch in self.make():
+                stack.enter_context(patch)
+            yield
+
+
+def rewritten(owner: type, name: str, *changes: tuple[str, str]) -> Any:
+    """A method with some of its text replaced."""
+    method = owner.__dict__[name]
+    text = textwrap.dedent(inspect.getsource(method))
+    for old, new in changes:
+        assert old in text, f"{owner.__name__}.{name} has no {old!r} any more: write the mutation anew"
+        line = next(line for line in text.splitlines() if old.splitlines()[0] in line)
+        indent = " " * (len(line) - len(line.lstrip()))
+        text = text.replace(old, new.replace("\n", f"\n{indent}"))
+    made: dict[str, Any] = {}
+    exec(compile(text, f"<mutation of {name}>", "exec"), vars(sys.modules[owner.__module__]), made)
+    return mock.patch.object(owner, name, made[name])
+
+
+def _without_fence() -> list[Any]:
+    return [
+        rewritten(
+            OutLog,
+            "_write",
+            ('messages[0][1]["Nats-Expected-Last-Sequence"] = str(self._last)', "pass"),
+        ),
+        rewritten(
+            OutLog,
+            "_check",
+            (
+                'raise FencedError(f"the log ends',
+                'self._last = int(told["seq"]) - messages; f = (f"the log ends',
+            ),
+        ),
+    ]
+
+
+def _plain_connection() -> list[Any]:
+    return [mock.patch.object(streams, "SteadyConnection", Nats)]
+
+
+def _incomplete_is_refused() -> list[Any]:
+    return [mock.patch.object(log, "_TOO_LARGE_CODES", log._TOO_LARGE_CODES | {10176})]
+
+
+MUTATIONS = (
+    Mutation("the fence is dropped", _without_fence, acts=frozenset({"twin"})),
+    Mutation(
+        "inputs are acknowledged before the step is written",
+        lambda: [
+            rewritten(
+                Broker,
+                "_step",
+                (
+                    "await self._commit(taken, done, end, epoch)",
+                    "for each in taken:\n"
+                    "    await each.source.puller.acknowledge(each.message.reply)\n"
+                    "await self._commit(taken, done, end, epoch)",
+                ),
+            )
+        ],
+    ),
+    Mutation(
+        "a gap on a lane is passed over",
+        lambda: [rewritten(Inlet, "verdict", ("return LaneVerdict.GAP", "pass"))],
+    ),
+    Mutation(
+        "what came before is taken again",
+        lambda: [rewritten(Inlet, "verdict", ("return LaneVerdict.OLD", "return LaneVerdict.NEXT"))],
+    ),
+    Mutation(
+        "after a fault the inputs go on where they were",
+        lambda: [rewritten(Broker, "_recover", ("source.go_to(recovered.positions)", "pass"))],
+    ),
+    Mutation(
+        "a lane is forgotten before its reader has it",
+        lambda: [rewritten(Keeper, "purge_lanes", ("if floor >", "floor = log.last\nif floor >"))],
+    ),
+    Mutation(
+        "a publish that is tried again has a new id",
+        lambda: [
+            rewritten(
+                LaneClient,
+                "accepted",
+                (
+                    "self.check_allowed()",
+                    'self.check_allowed()\nheaders["Nats-Msg-Id"] = uuid.uuid4().hex',
+                ),
+            )
+        ],
+    ),
+    Mutation(
+        "nobody looks whether something was handed out to a reader that is gone",
+        lambda: [rewritten(Puller, "_look_for_strays", ("self.strayed = True", "pass"))],
+    ),
+    Mutation(
+        "a step that finds the log full is never made smaller",
+        lambda: [rewritten(StepSize, "shrink", ("self.messages = max", "return\nself.messages = max"))],
+    ),
+    Mutation("a header that cannot be read ends reading", _plain_connection, acts=frozenset({"garbage"})),
+    Mutation(
+        "a batch that is not whole counts as refused", _incomplete_is_refused, acts=frozenset({"full"})
+    ),
+    Mutation(
+        "a plan is retired before its last frame has arrived",
+        lambda: [
+            rewritten(
+                Epochs,
+                "_is_drained",
+                ("for broker in self.members:", "return True\nfor broker in self.members:"),
+            )
+        ],
+        controlled=True,
+        acts=frozenset({"replan"}),
+    ),
+    Mutation(
+        "half a step is not finished first",
+        lambda: [rewritten(Inputs, "gather", ("if begun is not None:", "if False:"))],
+    ),
+    Mutation(
+        "a client acknowledges what it has read, not what it has dealt with",
+        lambda: [
+            rewritten(
+                LaneReader,
+                "take",
+                (
+                    "self._onward = self.ended",
+                    "await self._puller.acknowledge(message.reply)\nself._onward = self.ended",
+                ),
+            )
+        ],
+    ),
+)
