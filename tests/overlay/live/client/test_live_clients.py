@@ -63,7 +63,7 @@ MALFORMED = with_others(events_to_batch([Event("1")]), pa.array([[ITEM]], OTHERS
 
 def on_server(directory: Path, scenario: Callable[[LaneServer], Awaitable[None]]) -> None:
     async def run() -> None:
-        async with asyncio.timeout(110), lane_server(directory) as at:
+        async with asyncio.timeout(480), lane_server(directory) as at:
             await scenario(at)
 
     run_to_end(run())
@@ -451,7 +451,8 @@ def test_a_server_that_comes_back_with_less_is_noticed_by_a_reader(tmp_path: Pat
             shutil.rmtree(at.server.config.store / "jetstream")
             await at.start()
             await at.deliver(["alice/s"], "new")
-            with pytest.raises(LostPositionError, match="ends at 1, before the position 3"):
+            # the reader may look before the new one is there
+            with pytest.raises(LostPositionError, match=r"ends at [01], before the position 3"):
                 await waiting
         assert (await at.consumer())["ack_floor"]["stream_seq"] == 0  # type: ignore[index]
 
@@ -884,7 +885,7 @@ def test_what_is_acknowledged_is_delivered_whatever_the_types(tmp_path: Path) ->
                     break
 
     async def run() -> None:
-        async with asyncio.timeout(110):
+        async with asyncio.timeout(480):
             await scenario()
 
     run_to_end(run())
@@ -932,7 +933,7 @@ def test_over_real_brokers_every_subscription_gets_what_it_wants_once(tmp_path: 
             await asyncio.gather(*readers, return_exceptions=True)
 
     async def run() -> None:
-        async with asyncio.timeout(110):
+        async with asyncio.timeout(480):
             await scenario()
 
     run_to_end(run())

@@ -20,7 +20,7 @@ from ramify.overlay.live.host.server import Server, ServerConfig
 from ramify.overlay.live.wire.streams import api, connect, ensure_samples
 from ramify.overlay.live.wire.tasks import end_tasks, run_to_end
 
-LIMIT_S = 240.0
+LIMIT_S = 600.0
 
 
 def event(i: int, x: object) -> Event:

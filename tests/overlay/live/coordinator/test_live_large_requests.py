@@ -120,7 +120,7 @@ def play(directory: Path, scenario, *, max_payload: int = 8 << 20) -> None:  # t
         ask_ = Asker(server)
         running = asyncio.create_task(coordinator.run())
         try:
-            async with asyncio.timeout(150), obeying(server, BROKERS) as brokers:
+            async with asyncio.timeout(600), obeying(server, BROKERS) as brokers:
                 await scenario(coordinator, ask_, brokers)
                 assert coordinator.terms == 1
         finally:

@@ -127,7 +127,7 @@ def test_a_process_that_hangs_is_started_again(tmp_path: Path, monkeypatch: pyte
             try:
                 mine = await reader.subscribe("x >= 0", id="all", wait_s=120)
                 await writer.publish(event(1), give_up_s=120)
-                async with asyncio.timeout(120):
+                async with asyncio.timeout(240):
                     assert (await anext(mine)).id == "e1"
             finally:
                 await writer.close()

@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from project import ROOT, SUPPORT
 from ramify.overlay.live.wire.tasks import run_to_end
@@ -102,7 +103,9 @@ async def _faults(live: Running, routers: Routers, rng: np.random.Generator, rou
     return done
 
 
-def test_kills_stops_and_switches_lose_and_double_nothing(tmp_path: Path) -> None:
+# once each; the long form has every kind four times
+@pytest.mark.parametrize("faults_count", [5, pytest.param(20, marks=pytest.mark.long)])
+def test_kills_stops_and_switches_lose_and_double_nothing(tmp_path: Path, faults_count: int) -> None:
     world = seeded_world(5, brokers=5, subscriptions=12, events=60)
     wanted = world.wanted()
 
@@ -117,7 +120,7 @@ def test_kills_stops_and_switches_lose_and_double_nothing(tmp_path: Path) -> Non
             await live.publish(world, "/first", size=5)
             await live.until(len(wanted))  # all routers run
             live.delivered.clear()
-            faults = asyncio.create_task(_faults(live, routers, np.random.default_rng(7), 10))
+            faults = asyncio.create_task(_faults(live, routers, np.random.default_rng(7), faults_count))
             while not faults.done():
                 await live.publish(world, f"/{rounds}", size=5)
                 rounds += 1

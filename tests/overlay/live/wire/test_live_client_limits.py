@@ -27,7 +27,7 @@ EVENT = {"specversion": "1.0", "id": "order-77-of-alice", "source": "shop", "typ
 
 def on_server(directory: Path, scenario: Callable[[LaneServer], Awaitable[None]]) -> None:
     async def run() -> None:
-        async with asyncio.timeout(110), lane_server(directory) as at:
+        async with asyncio.timeout(480), lane_server(directory) as at:
             await scenario(at)
 
     run_to_end(run())
