@@ -29,8 +29,7 @@ Owns the form. Seeds stay in files of their own; a path is relative to the direc
     url = "tls://v2.example.com:4222"
     seed_file = "keys/link-v1.nk"        # and tls_ca, tls_cert, tls_key where it has others
 
-    [sizes]                              # bytes of streams: published, out, rejected, samples; replicas:
-                                         # on how many servers of a cluster each lies (1, 3 or 5)
+    [sizes]                              # bytes of streams: published, out, rejected, samples
     [limits]                             # of a client's message: the fields of `Limits`
 """
 
@@ -237,10 +236,8 @@ def _checked(found: _File, base: Path) -> BrokerFile:
 
 
 def _check_url(key: str, url: str) -> None:
-    for each in url.split(","):
-        if not each.strip().startswith(("nats://", "tls://")) or len(each.strip()) < 8:
-            reason = "give nats://host:port or tls://host:port, several of a cluster with commas between"
-            raise InputError(f"{key} is {url[:80]!r}: {reason}")
+    if not url.startswith(("nats://", "tls://")) or len(url) < 8:
+        raise InputError(f"{key} is {url[:80]!r}: give nats://host:port or tls://host:port")
 
 
 def _entry(entry: _Entry, base: Path, common: TlsFiles) -> ServerEntry:

@@ -78,8 +78,7 @@ class ApiError(LiveError):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server, or those of a cluster with commas between, and the user that connects. Without a seed
-    the server must not ask for one (tests).
+    """A server and the user that connects to it. Without a seed the server must not ask for one (tests).
 
     With `tls`, or a URL tls://, nothing is sent before the handshake, whatever the server says. Without a
     context the authorities of this system are trusted. In the clear only this machine is spoken to, unless
@@ -100,30 +99,19 @@ class Endpoint:
 
     def context(self) -> ssl.SSLContext | None:
         """The authorities to trust; None for a connection in the clear."""
-        if self.tls is None and any(url.startswith("tls://") for url in self.urls):
+        if self.tls is None and self.url.startswith("tls://"):
             return ssl.create_default_context()
         return self.tls
-
-    @property
-    def urls(self) -> list[str]:
-        """The servers of a cluster, or the one server: any of them will do."""
-        return [url.strip() for url in self.url.split(",")]
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes that each stream of a broker may take; they are reserved on the server's disk. `replicas` is on
-    how many servers of a cluster each stream lies."""
+    """Bytes that each stream of a broker may take; they are reserved on the server's disk."""
 
     published: int = 1 << 30
     out: int = 2 << 30
     rejected: int = 64 << 20
     samples: int = 256 << 20
-    replicas: int = 1
-
-    def __post_init__(self) -> None:
-        if self.replicas not in (1, 3, 5):
-            raise InputError(f"replicas is {self.replicas}: give 1, 3 or 5, as the cluster has servers")
 
 
 async def connect(
@@ -159,13 +147,13 @@ async def connect(
         await told(error)
 
     options: dict[str, Any] = {
-        "servers": endpoint.urls,
+        "servers": [endpoint.url],
         "name": endpoint.name,
         "max_reconnect_attempts": -1,
         "reconnect_time_wait": 0.1 + 0.2 * random.random(),
         "connect_timeout": _CONNECT_S,
         # on loopback the kernel says at once when the other end is gone
-        "ping_interval": 30 if all(u.startswith(_LOOPBACK) for u in endpoint.urls) else 5,
+        "ping_interval": 30 if endpoint.url.startswith(_LOOPBACK) else 5,
         "max_outstanding_pings": 2,
         "pending_size": 64 << 20,
         "inbox_prefix": endpoint.inbox_prefix.encode(),
@@ -280,8 +268,7 @@ async def api(
 
 async def ensure_streams(connection: Nats, sizes: Sizes) -> None:
     """Create the broker's streams, or bring their settings up to date."""
-    replicas = sizes.replicas
-    keep = {"retention": "limits", "storage": "file", "num_replicas": replicas, "max_consumers": -1}
+    keep = {"retention": "limits", "storage": "file", "num_replicas": 1, "max_consumers": -1}
     bounded = {**keep, "discard": "new"}
     passing = {**keep, "discard": "old"}
     wanted: list[dict[str, object]] = [
