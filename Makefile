@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-all chaos simulate check audit format docs bench clean
+.PHONY: help demo test test-quick test-all chaos simulate fuzz check audit format docs bench clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,7 +49,7 @@ test-all: $(KERNELS) ## Run the tests with their long forms
 MINUTES ?= 10
 SEED ?=
 chaos: $(KERNELS) ## Faults on real processes for MINUTES=10, from SEED=..., and the verdict on what clients saw
-	@PYTHONPATH=tests/support $(BIN)/python tests/support/chaos.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(RESULTS),--results)
+	@PYTHONPATH=tests/support $(BIN)/python tests/support/chaos.py --minutes $(MINUTES) $(if $(SCENARIO),--scenario $(SCENARIO)) $(if $(SEED),--seed $(SEED)) $(if $(RESULTS),--results)
 
 SEEDS ?= 200
 FROM ?= 0
@@ -75,6 +75,10 @@ docs: $(READY) ## Write docs/api.md from the docstrings, docs/reliability.md, an
 	@$(BIN)/python docs/generate_api.py
 	@$(BIN)/python docs/generate_reliability.py
 	@$(BIN)/python tests/support/role_matrix.py
+
+FUZZ_MINUTES ?= 10
+fuzz: $(KERNELS) ## Changed inputs for every parser for FUZZ_MINUTES=10, guided by coverage if atheris is installed
+	@PYTHONPATH=tests/support $(BIN)/python tests/support/fuzz.py --minutes $(FUZZ_MINUTES) $(if $(SEED),--seed $(SEED))
 
 bench: $(READY) ## Run every benchmark in its quick form
 	@for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b --quick || exit 1; done

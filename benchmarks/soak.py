@@ -16,12 +16,14 @@ The last line is one JSON object; the exit code is 1 when a limit is broken.
     lag_s_p99              publish to last delivery over the soak, and of its last third over its first:
     lag_growth
     memory_mb              resident memory of all processes of the overlay at the end
-    memory_growth          the median of the last third over that of the middle third, less one; and the
+    memory_growth          the median of the last third over that of the middle third, less one (no limit
+                           holds for growth with --quick); and the
     memory_mb_per_h        slope of a line through both
     disk_growth            the same of the files of the overlay
-    p99_quiet_s            publish to last delivery at a moderate rate
-    p99_hostile_s          the same while one client is hostile, by what it does
-    p99_hostile_over_quiet the worst of them over the quiet
+    p99_hostile_s          publish to last delivery at a moderate rate while one client is hostile, by
+                           what it does; and of a time right before, in which it is not:
+    p99_quiet_s
+    p99_hostile_over_quiet the worst of the ratios
     hostile_beyond_s       the worst of p99_hostile - 2 * p99_quiet: allowed are 2 s
     replans                plans that were installed meanwhile
     lost, doubled, ...     over all runs, as the checker judges; `acknowledged` is how many events
@@ -33,7 +35,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -79,6 +80,7 @@ CROWD = {f"crowd{i}": f"v{i % 3}" for i in range(24)}
 QUIET_PER_S = 150.0
 SEGMENT_S = 120.0
 SAMPLE_S = 1.0
+HOSTILE_MARGIN_S = 3.0
 GIANT_BYTES = 700_000
 CROWD_QUOTA_BYTES = 4 << 20
 GARBAGE = (
@@ -100,11 +102,13 @@ def main() -> None:
     if asked.hostile:
         run_to_end(be_hostile(asked.hostile[0], Path(asked.hostile[1])))
         return
-    lengths = Lengths(40.0, 10.0, 9.0) if asked.quick else Lengths(asked.minutes * 60, 30.0, 30.0)
+    lengths = Lengths(40.0, 10.0, 7.0) if asked.quick else Lengths(asked.minutes * 60, 30.0, 30.0)
     with tempfile.TemporaryDirectory(prefix="ramify-soak-") as directory:
         result = {"quick": asked.quick, "seed": asked.seed}
         result |= run_to_end(figures(Path(directory) / "overlay", lengths, asked.seed))
-    missed = [key for key, most in LIMITS.items() if result[key] is None or result[key] > most]
+    # a minute does not show what grows
+    limits = {key: most for key, most in LIMITS.items() if not (asked.quick and key.endswith("_growth"))}
+    missed = [key for key, most in limits.items() if result[key] is None or result[key] > most]
     for key in missed:
         say(f"LIMIT BROKEN: {key} = {result[key]}, allowed: {LIMITS[key]}")
     print(json.dumps(result | {"missed": missed}))
@@ -321,34 +325,42 @@ async def hostility(on: Ground, duration_s: float) -> dict[str, Any]:
     for_crowd = [await Client.at(on.machine.directory.path, name) for name in CROWD]
     for client in for_crowd:
         await client.subscribe("giant = 1", id="giants", quota_bytes=CROWD_QUOTA_BYTES)
-    quiet = [(await on.verify(duration_s, QUIET_PER_S, churn_s=0)).latency_s for _ in range(2)]
-    p99_quiet = quantile([each for run in quiet for each in run], 0.99) or 0.0
-    say(f"quiet: p99 {p99_quiet:.3f} s")
+    quiet: dict[str, float] = {}
     hostile: dict[str, float] = {}
     for kind in HOSTILITIES:
-        command = [sys.executable, __file__, "--hostile", kind, str(on.machine.directory.path)]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            found = await on.verify(duration_s, QUIET_PER_S, churn_s=0)
-            ended = process.poll()
-        finally:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        if ended is not None:
-            raise RuntimeError(f"the hostile client ended by itself ({ended}): {kind}")
-        hostile[kind] = quantile(found.latency_s, 0.99) or 0.0
-        say(f"{kind}: p99 {hostile[kind]:.3f} s")
+        # each beside a quiet time of its own: the machine may be busier at one time than at another
+        calm = await on.verify(duration_s, QUIET_PER_S, churn_s=0)
+        quiet[kind] = quantile(calm.latency_s, 0.99) or 0.0
+        hostile[kind] = await _beside(on, kind, duration_s)
+        say(f"{kind}: p99 {hostile[kind]:.3f} s, quiet {quiet[kind]:.3f} s")
     for client in for_crowd:
         with contextlib.suppress(LiveError):
             await client.unsubscribe("giants")
         await client.close()
-    worst = max(hostile.values())
     return {
-        "p99_quiet_s": p99_quiet,
+        "p99_quiet_s": quiet,
         "p99_hostile_s": hostile,
-        "p99_hostile_over_quiet": round(worst / p99_quiet, 2),
-        "hostile_beyond_s": round(worst - 2 * p99_quiet, 3),
+        "p99_hostile_over_quiet": round(max(hostile[kind] / quiet[kind] for kind in hostile), 2),
+        "hostile_beyond_s": round(max(hostile[kind] - 2 * quiet[kind] for kind in hostile), 3),
     }
+
+
+async def _beside(on: Ground, kind: str, duration_s: float) -> float:
+    """The p99 of the others while a client in a process of its own is hostile."""
+    command = [sys.executable, __file__, "--hostile", kind, str(on.machine.directory.path)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    running = asyncio.create_task(on.verify(duration_s, QUIET_PER_S, churn_s=0))
+    try:
+        # subscriptions are made beside it too; what it left behind then waits, and is waited for
+        await asyncio.wait([running], timeout=duration_s + HOSTILE_MARGIN_S)
+        ended = process.poll()
+    finally:
+        process.kill()
+        process.wait()
+        found = await running
+    if ended is not None:
+        raise RuntimeError(f"the hostile client ended by itself ({ended}): {kind}")
+    return quantile(found.latency_s, 0.99) or 0.0
 
 
 async def be_hostile(kind: str, path: Path) -> None:

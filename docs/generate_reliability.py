@@ -229,7 +229,7 @@ def figures(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
         ]
         for row in chaos:
             lines += [_chaos_row(row, name, row[name]) for name in _SCENARIOS if name in row]
-        lines += ["", *_about(chaos[0]), ""]
+        lines += ["", *_about(chaos), ""]
         kinds: dict[str, int] = {}
         for row in chaos:
             for name in _SCENARIOS:
@@ -242,12 +242,12 @@ def figures(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
         lines += [
             "Load over time (`benchmarks/soak.py`), each row on one machine with clients and checker:",
             "",
-            "| date | command | peak events/s | soak s | lag s p99 | memory MB (growth) | disk growth | p99 s quiet"
-            " | p99 s beside a hostile client | lost |",
-            "|---|---|---:|---:|---:|---:|---:|---:|---|---:|",
+            "| date | command | peak events/s | soak s | lag s p99 | memory MB (growth) | disk growth"
+            " | p99 s beside a hostile client (quiet) | lost |",
+            "|---|---|---:|---:|---:|---:|---:|---|---:|",
         ]
         lines += [_soak_row(row) for row in soak]
-        lines.append("")
+        lines += ["", *_about(soak), ""]
     for kind in ("simulation",):
         for row in reversed(results.get(kind, ())):
             told = ", ".join(f"{key} {value}" for key, value in sorted(row.items()) if key not in _ABOUT)
@@ -264,9 +264,10 @@ _ABOUT = ("date", "ramify", "nats_server", "python")
 def _chaos_row(row: Mapping[str, Any], scenario: str, found: Mapping[str, Any]) -> str:
     p50, p99 = found.get("recovery_s_p50"), found.get("recovery_s_p99")
     recovery = "" if p50 is None else f"{p50:.1f} / {p99:.1f}"
+    kinds = ("lost", "doubled", "unexpected", "out_of_order", "untold_stall")
     counts = " | ".join(
-        f"{found.get(kind, 0):,}"
-        for kind in ("lost", "doubled", "unexpected", "out_of_order", "untold_stall")
+        "not judged" if kind == "out_of_order" and not found.get("ordered") else f"{found.get(kind, 0):,}"
+        for kind in kinds
     )
     return (
         f"| {row['date']} | `{row['command']}` | {scenario} | {found['runs']} | {found['faults']:,} | "
@@ -275,18 +276,25 @@ def _chaos_row(row: Mapping[str, Any], scenario: str, found: Mapping[str, Any]) 
 
 
 def _soak_row(row: Mapping[str, Any]) -> str:
-    hostile = ", ".join(f"{kind} {value:.2f}" for kind, value in row["p99_hostile_s"].items())
+    quiet = row["p99_quiet_s"]
+    hostile = ", ".join(
+        f"{kind} {value:.2f} ({quiet[kind]:.2f})" for kind, value in row["p99_hostile_s"].items()
+    )
     return (
         f"| {row['date']} | `{row['command']}` | {row['peak_events_per_s']:,} | {row['soak_s']} | "
         f"{row['lag_s_p99']} | {row['memory_mb']} ({row['memory_growth']:+.1%}) | {row['disk_growth']:+.1%} | "
-        f"{row['p99_quiet_s']} | {hostile} | {row['lost']} |"
+        f"{hostile} | {row['lost']} |"
     )
 
 
-def _about(row: Mapping[str, Any]) -> list[str]:
-    return [
-        f"Ramify {row['ramify']}, nats-server {row['nats_server']}, Python {row['python']}, two shared cores."
-    ]
+def _about(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What ran, on what, and what to know of it."""
+    lines = []
+    for row in rows:
+        versions = f"Ramify {row['ramify']}, nats-server {row['nats_server']}, Python {row['python']}"
+        note = f" {row['note']}" if "note" in row else ""
+        lines.append(f"- `{row['command']}`: {versions}, two shared cores.{note}")
+    return lines
 
 
 def jepsen() -> list[str]:

@@ -46,6 +46,7 @@ _PURE = (
     "overlay/histories",
     "overlay/matchmaking",
     "overlay/routing",
+    "fuzz",
 )
 """Folders of modules that need neither Spark nor a server: what `make test-quick` runs."""
 

@@ -90,9 +90,11 @@ class ChaosSums:
     faults: Counter[str] = field(default_factory=Counter)
     recoveries: list[tuple[str, float]] = field(default_factory=list)
     broken: list[int] = field(default_factory=list)
+    ordered: bool = True
 
     def add(self, seed: int, found: HistoryVerdict) -> None:
         self.runs += 1
+        self.ordered = self.ordered and found.ordered
         self.faults.update(found.faults)
         self.recoveries += found.recoveries
         self.sums.update(
@@ -112,6 +114,7 @@ class ChaosSums:
         return {
             "runs": self.runs,
             **dict(self.sums),
+            "ordered": self.ordered,
             "faults": self.faults.total(),
             "faults_by_kind": dict(sorted(self.faults.items())),
             "recovery_s_p50": quantile(recovery_s, 0.5),
@@ -275,8 +278,9 @@ def main() -> None:
         found = _one(ChaosPlan(seed + number, scenario, rate_per_s=rate, kinds=kinds), asked.keep)
         sums.setdefault(scenario, ChaosSums()).add(seed + number, found)
         number += 1
+    chosen = "" if asked.scenario == "all" else f" SCENARIO={asked.scenario}"
     result = {
-        "command": f"make chaos MINUTES={asked.minutes:g} SEED={seed}",
+        "command": f"make chaos MINUTES={asked.minutes:g} SEED={seed}{chosen}",
         "seed": seed,
         **{scenario: each.figures() for scenario, each in sums.items()},
     }

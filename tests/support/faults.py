@@ -118,8 +118,11 @@ class Chaos:
 
     async def single_kill(self) -> None:
         """While all is well, kill one process or server: how long events wait then is measured."""
-        name = self.rng.choice(sorted(pids(self.machine)))
-        kind = "server" if name in self._brokers else (name.rstrip("-0123456789") or "control")
+        kinds = {"server": self._broker, "routers": self._routers}
+        if not self.whole.matchmaking:
+            kinds |= {"coordinator": self._coordinator, "control": lambda: ""}
+        kind = self.rng.choice(sorted(kinds))
+        name = kinds[kind]()
         await self._kill(f"kill {kind}", name, single=True)
         self.done += 1
 

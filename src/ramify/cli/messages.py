@@ -175,7 +175,7 @@ def _filter(
 def _json(text: str, what: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{what} cannot be read as JSON: {error}") from None
 
 

@@ -82,7 +82,7 @@ def as_schema(given: AnySchema | None) -> EventSchema | None:
     types = given if isinstance(given, Mapping) else _json_object(given, '{"price": "double"}')
     try:
         return EventSchema(dict(types))  # type: ignore[arg-type]  # checked there
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"the schema cannot be used: {error}") from None
 
 

@@ -145,7 +145,10 @@ def test_what_a_suspended_client_does_not_get_is_not_lost() -> None:
 def test_a_later_event_of_the_same_publisher_first_is_out_of_order() -> None:
     rows = [active(), published("a", 3), published("b", 4), came("b", at=5), came("a", at=6, number=2)]
     assert "after b" in only(verdict(*rows), REORDERED)
-    assert verdict(*rows, run=msgspec.structs.replace(RUN, ordered=False)).is_kept
+    unjudged = verdict(*rows, run=msgspec.structs.replace(RUN, ordered=False))
+    assert unjudged.is_kept
+    assert "order is not judged" in unjudged.text()
+    assert unjudged.figures()["out_of_order"] is None
     assert verdict(*rows, FaultRow("switch", 4.5, 4.6, reorders=True)).is_kept
     assert not verdict(*rows, FaultRow("switch", 2, 2.5, reorders=True)).is_kept
     concurrent = PublishRow("p", 3.0, (("a", {"x": 1}),), "acknowledged", 4.05)

@@ -21,7 +21,6 @@ from ramify.overlay.live.broker import log
 from ramify.overlay.live.broker.broker import Broker
 from ramify.overlay.live.broker.inputs import Inputs
 from ramify.overlay.live.broker.log import OutLog
-from ramify.overlay.live.broker.memory import StepSize
 from ramify.overlay.live.broker.retention import Keeper
 from ramify.overlay.live.client.lane import LaneClient, LaneReader
 from ramify.overlay.live.wire import streams
@@ -89,7 +88,7 @@ def _incomplete_is_refused() -> list[Any]:
 
 
 MUTATIONS = (
-    Mutation("the fence is dropped", _without_fence, acts=frozenset({"twin"})),
+    Mutation("the fence is dropped", _without_fence, acts=frozenset({"twin-writing"})),
     Mutation(
         "inputs are acknowledged before the step is written",
         lambda: [
@@ -119,7 +118,13 @@ MUTATIONS = (
     ),
     Mutation(
         "a lane is forgotten before its reader has it",
-        lambda: [rewritten(Keeper, "purge_lanes", ("if floor >", "floor = log.last\nif floor >"))],
+        lambda: [
+            rewritten(
+                Keeper,
+                "purge_lanes",
+                ("if now - since < wait_s:", "had = floor = log.last\nif False:"),
+            )
+        ],
     ),
     Mutation(
         "a publish that is tried again has a new id",
@@ -139,8 +144,8 @@ MUTATIONS = (
         lambda: [rewritten(Puller, "_look_for_strays", ("self.strayed = True", "pass"))],
     ),
     Mutation(
-        "a step that finds the log full is never made smaller",
-        lambda: [rewritten(StepSize, "shrink", ("self.messages = max", "return\nself.messages = max"))],
+        "a broker whose log is full waits for room before it starts",
+        lambda: [rewritten(Broker, "_take_over", ("except LogFullError", "except ZeroDivisionError"))],
     ),
     Mutation("a header that cannot be read ends reading", _plain_connection, acts=frozenset({"garbage"})),
     Mutation(

@@ -33,7 +33,7 @@ class Network:
         # (who, server) -> seconds that every chunk takes more
         self.slow: dict[tuple[str, str], float] = {}
         self.trace: Callable[[str, str, bytes], None] = lambda frm, to, data: None
-        # (process, chunks that it still sends before this happens)
+        # process -> (the chunk that it is about to write when something happens, and what)
         self.tripwires: dict[str, tuple[int, Callable[[], None]]] = {}
 
     def transport(self) -> "SimulatedTransport":
@@ -65,8 +65,8 @@ class Network:
             if each.process == process:
                 each.reset()
 
-    def sent(self, process: str) -> None:
-        """A process has written a chunk: some faults wait for that."""
+    def sending(self, process: str) -> None:
+        """A process is about to write a chunk: some faults wait for that."""
         if process in self.tripwires:
             left, happen = self.tripwires.pop(process)
             if left > 1:
@@ -156,10 +156,17 @@ class SimulatedTransport(Transport):
         raise AssertionError("nothing is encrypted here")
 
     def write(self, payload: bytes) -> None:
+        self._network.sending(self.process)
+        if self.process in self._network.loop.stopped:
+            # it writes when it wakes, if it does, whatever happened meanwhile
+            self._network.loop.call_soon(self._write, payload)
+        else:
+            self._write(payload)
+
+    def _write(self, payload: bytes) -> None:
         if self._to_server is not None and not self._to_server.closed:
             self._network.trace(self.process, self.pair[1], payload)
             self._to_server.send(payload)
-            self._network.sent(self.process)
 
     def writelines(self, payload: list[bytes]) -> None:
         if payload:

@@ -41,9 +41,11 @@ class Act:
             "subscribe": f"{self.who} subscribes {self.whom}",
             "unsubscribe": f"{self.who} unsubscribes {self.whom}",
             "kill": f"{self.who} is killed, and starts again after {self.seconds:.1f} s",
-            "kill-writing": f"{self.who} is killed when it writes for the {self.number}. time from here, "
+            "kill-writing": f"{self.who} is killed before its {self.number}. write from here, "
             f"and starts again after {self.seconds:.1f} s",
             "stop": f"{self.who} stands still for {self.seconds:.1f} s",
+            "twin-writing": f"{self.who} stands still for {self.seconds:.1f} s before its {self.number}. "
+            "write from here; meanwhile another takes its place",
             "twin": f"{self.who} stands still for {self.seconds:.1f} s; meanwhile another takes its place",
             "crash": f"the server of {self.who} crashes, and starts again after {self.seconds:.1f} s",
             "power": f"the server of {self.who} loses power for {self.seconds:.1f} s",
@@ -170,6 +172,7 @@ def _fault(
         "kill-client": Act(at, "kill", f"client:{client}", seconds=down),
         "stop": Act(at, "stop", router, seconds=long),
         "twin": Act(at, "twin", router, seconds=long),
+        "twin-writing": Act(at, "twin-writing", router, number=rng.randint(1, 12), seconds=long),
         "crash": Act(at, "crash", broker, seconds=down),
         "power": Act(at, "power", broker, seconds=down),
         "pause": Act(at, "pause", broker, seconds=long),
@@ -182,6 +185,7 @@ def _fault(
     }
     if router.startswith("coordinator"):
         kinds.pop("twin")
+        kinds.pop("twin-writing")
     return kinds[rng.choice(sorted(kinds))]
 
 

@@ -209,6 +209,8 @@ def _object(line: str | bytes) -> dict[str, Any]:
         raise InputError(f"not JSON ({error.msg} at character {error.pos})") from None
     except RecursionError:
         raise InputError("nested too deeply") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise InputError(f"not JSON that can be read ({error})") from None
     if not isinstance(row, dict):
         raise InputError("a subscription is a JSON object")
     return row

@@ -207,7 +207,7 @@ class LaneEnd(msgspec.Struct, frozen=True):
         """Raises `InputError` for what is none."""
         try:
             return msgspec.json.decode(text, type=LaneEnd)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InputError(f"a lane ends with what does not say where to go on: {error}") from None
 
 

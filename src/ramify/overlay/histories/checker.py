@@ -226,6 +226,7 @@ class _Case:
             sorted(at - history.events[id].publish.at for id, at in last.items()),
             self._recoveries(last),
             len(history.looks),
+            self.run.ordered,
         )
 
     # ------------------------------------------------------------------------------------- deliveries

@@ -57,6 +57,8 @@ class HistoryVerdict:
     latency_s: Sequence[float] = ()
     recoveries: Sequence[tuple[str, float]] = ()
     looks: int = 0
+    ordered: bool = True
+    """Whether order was judged: it is where the history says that it is promised."""
 
     @property
     def recovery_s(self) -> list[float]:
@@ -80,6 +82,7 @@ class HistoryVerdict:
             "subscriptions": self.subscriptions,
             "faults": dict(sorted(self.faults.items())),
             **{kind.replace(" ", "_"): self.counts[kind] for kind in _KINDS},
+            **({} if self.ordered else {REORDERED.replace(" ", "_"): None}),
             "latency_s_p50": quantile(self.latency_s, 0.5),
             "latency_s_p99": quantile(self.latency_s, 0.99),
             "recovery_s_p50": quantile(self.recovery_s, 0.5),
@@ -90,7 +93,9 @@ class HistoryVerdict:
 
     def text(self) -> str:
         """For people: the figures, then the breaches."""
-        counts = ", ".join(f"{self.counts[kind]:,} {kind}" for kind in _KINDS)
+        judged = [kind for kind in _KINDS if self.ordered or kind != REORDERED]
+        counts = ", ".join(f"{self.counts[kind]:,} {kind}" for kind in judged)
+        counts += "" if self.ordered else "; order is not judged"
         lines = [
             f"{self.acknowledged:,} events acknowledged, {self.refused:,} refused, "
             f"{self.unknown:,} unknown",

@@ -325,6 +325,8 @@ def _decoded(content: bytes) -> Any:
         raise InputError(f"not JSON: {error.msg} (line {error.lineno}, column {error.colno}).") from error
     except RecursionError as error:
         raise InputError("not a rule file: nested too deeply.") from error
+    except ValueError as error:  # an integer of thousands of digits
+        raise InputError(f"not a rule file: {error}.") from error
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -5,6 +5,8 @@ import base64
 import contextlib
 import json
 import os
+import random
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,14 @@ import nats.errors
 import pytest
 from nats.aio.client import Client as Nats
 
+from any_json import any_text, any_value, is_sound
 from machines import LIMITS, machine_of, small_line, started
-from ramify.errors import FilterError, LimitError, LiveError
+from ramify.errors import FilterError, InputError, LimitError, LiveError
 from ramify.overlay.control.frames import encode_events
 from ramify.overlay.control.intake import ARROW_TYPE, BATCH_TYPE, EVENT_TYPE
 from ramify.overlay.control.names import inbox_prefix
 from ramify.overlay.control.records import Answer, decode
+from ramify.overlay.control.rejects import LINES_TYPE
 from ramify.overlay.live.client.client import Client, LiveSubscription, RefusedError, RefusedFilterError
 from ramify.overlay.live.wire.security import ClientRole, RouterRole
 from ramify.overlay.live.wire.streams import Endpoint, api, connect, ensure_lanes, ensure_streams
@@ -90,6 +94,30 @@ class Place:
     async def rejected(self, position: int) -> dict[str, str]:
         """The headers of the entry about alice's publish at a position; waits for it."""
         return await rejected_at(self.machine.urls["v0"], self.machine.directory.ring, "v0", position)
+
+    async def names(self, positions: set[int]) -> None:
+        """Waits until the stream REJECTED has entries about all of these, alone or on pages of many."""
+        role, named, after = RouterRole("v0"), set[int](), 0
+        seed = self.machine.directory.ring.pair(role).seed
+        connection = await connect(Endpoint(self.machine.urls["v0"], seed, role.inbox_prefix, "test"))
+        try:
+            async with asyncio.timeout(240):
+                while not named >= positions:
+                    state = (await api(connection, "STREAM.INFO.REJECTED", {}))["state"]
+                    for sequence in range(after + 1, int(state["last_seq"]) + 1):
+                        told = (await api(connection, "STREAM.MSG.GET.REJECTED", {"seq": sequence}))[
+                            "message"
+                        ]
+                        headers = base64.b64decode(told["hdrs"]).decode()
+                        if LINES_TYPE in headers:
+                            page = base64.b64decode(told["data"]).splitlines()
+                            named |= {int(json.loads(line)["position"]) for line in page}
+                        else:
+                            named.add(int(re.search(r"Position: ?(\d+)", headers)[1]))  # type: ignore[index]
+                        after = sequence
+                    await asyncio.sleep(0.1)
+        finally:
+            await connection.close()
 
     async def ask(self, data: bytes) -> Answer:
         async with self.raw("alice") as connection:
@@ -217,6 +245,88 @@ def test_every_event_that_is_rejected_is_kept(place: Place) -> None:
     place.runner.run(scenario())
 
 
+def test_any_json_that_is_acknowledged_is_delivered_or_was_named_before(place: Place) -> None:
+    """Through the client, all at once: what it does not refuse arrives over the link as it was sent."""
+    rng = random.Random(15)
+    made = {
+        f"any{k}": {**GOOD, "id": f"any{k}", "type": "any", "data": any_value(rng, faults=0.02)}
+        for k in range(400)
+    }
+    taken: set[str] = set()
+    said: dict[str, str] = {}
+    got: dict[str, Any] = {}
+
+    async def publish(name: str) -> None:
+        try:
+            await place.clients["alice"].publish(made[name])
+        except InputError as error:
+            said[name] = str(error)
+        else:
+            taken.add(name)
+
+    async def scenario() -> None:
+        wanted = await place.clients["carol"].subscribe("type = 'any'", id="any", wait_s=60)
+        await asyncio.gather(*map(publish, made))
+        async with asyncio.timeout(240):
+            async for event in wanted:
+                assert event.id not in got
+                got[event.id] = json.loads(event.body or b"null")
+                if got.keys() >= taken:
+                    break
+        await place.clients["carol"].unsubscribe("any", wait_s=60)
+        await place.is_well()
+
+    place.runner.run(scenario())
+    assert taken == {name for name, event in made.items() if is_sound(json.dumps(event).encode())}
+    assert got == {name: made[name]["data"] for name in taken}
+    assert said.keys() == made.keys() - taken
+    assert all(name in text for name, text in said.items())
+    assert 0 < len(taken) < len(made)
+
+
+def test_any_bytes_that_are_acknowledged_are_delivered_or_named(place: Place) -> None:
+    """Past the client: single events in JSON, as whatever program writes them."""
+    rng = random.Random(16)
+    made: list[tuple[bytes, Any]] = []
+    for k in range(400):
+        data = any_value(rng, faults=0.02)
+        made.append((any_text(rng, {**GOOD, "id": f"raw{k}", "type": "raw"}, data), data))
+    due = {k for k, (raw, _) in enumerate(made) if is_sound(raw)}
+    got: dict[str, bytes | None] = {}
+    positions: dict[int, int] = {}
+
+    async def scenario() -> None:
+        wanted = await place.clients["carol"].subscribe("type = 'raw'", id="raw", wait_s=60)
+        async with place.raw("alice") as connection:
+
+            async def publish(k: int) -> None:
+                headers = {"Nats-Msg-Id": f"raw{k}", "Content-Type": EVENT_TYPE}
+                answer = await connection.request(
+                    "ramify.publish.alice", made[k][0], timeout=60, headers=headers
+                )
+                positions[k] = int(json.loads(answer.data)["seq"])
+
+            await asyncio.gather(*map(publish, range(len(made))))
+        assert len(positions) == len(made)
+        async with asyncio.timeout(240):
+            async for event in wanted:
+                assert event.id not in got
+                got[event.id] = event.body
+                if len(got) == len(due):
+                    break
+        await place.names({positions[k] for k in set(positions) - due})
+        await place.clients["carol"].unsubscribe("raw", wait_s=60)
+        await place.is_well()
+
+    place.runner.run(scenario())
+    assert got.keys() == {f"raw{k}" for k in due}
+    for k in due:
+        body = got[f"raw{k}"]
+        assert body is not None
+        assert body in made[k][0]
+    assert 0 < len(due) < len(made)
+
+
 def test_what_is_too_large_for_the_wire_is_an_error_at_the_client(place: Place) -> None:
     async def scenario() -> None:
         with pytest.raises(LimitError, match="'big' has"):
@@ -246,6 +356,7 @@ TERMS = " OR ".join(f"x = {k}" for k in range(100_000))
         (b'{"op": "subscribe", "id": "s", "filter": {"sql": 7}}', {"bad_request"}),
         (b'{"op": "list", "id": "' + b"x" * (1 << 20) + b'"}', {"limit"}),
         (b'{"op": ' * 50_000, {"bad_request", "limit"}),
+        (b'{"op": "subscribe", "id": "s", "filter": {"pattern": ' + b"[" * 50_000, {"bad_request"}),
     ],
 )
 def test_a_request_that_is_none_is_answered_with_why(

@@ -37,7 +37,7 @@ def test_hard_filters_neither_cost_the_lease_nor_delay_others(tmp_path: Path) ->
 
     async def scenario(scene: Scene) -> None:
         rates = RequestRates(cpu_share=0.05, cpu_burst_s=2.0)
-        coordinator = scene.coordinate(plan=make_plan("mst", WORLD.problem), lease_s=2, rates=rates)
+        coordinator = scene.coordinate(plan=make_plan("mst", WORLD.problem), lease_s=6, rates=rates)
         async with obeying(scene.server, BROKERS):
             await scene.term()
             wire = await connect(endpoint(scene.server, "test"))

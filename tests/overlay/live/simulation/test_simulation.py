@@ -70,6 +70,22 @@ def test_a_router_that_was_killed_after_a_rest_is_caught_up_with_soon() -> None:
     assert max(verdict.latency_s) < 10
 
 
+def test_a_broker_whose_log_is_full_starts_again() -> None:
+    """Who waits for room before it serves its readers waits for ever: they are who makes room."""
+    acts = (
+        Act(0.4, "part", "client:r0", "", seconds=14.0),
+        *(Act(0.5 + 0.1 * i, "publish", "w0", number=5) for i in range(20)),
+        # each router leaves a record behind, until there is no room for one more
+        *(Act(3.0 + 0.5 * i, "kill", "router:v0", seconds=0.1) for i in range(20)),
+    )
+    clients, subscriptions = {"w0": "v0", "r0": "v0"}, {"s0": ("r0", 4)}
+    scenario = Scenario(1, ("v0",), (), clients, subscriptions, "mst", acts, out_bytes=24_000)
+    result = run(scenario)
+    assert result.is_good, result.story()
+    assert result.verdict is not None
+    assert result.verdict.due == 100
+
+
 REPLAY = """
 from simulation.scenario import drawn
 from simulation.world import run

@@ -721,7 +721,12 @@ class Broker:
     async def _take_over(self) -> None:
         """Become the one router of this broker."""
         await self._out.load()
-        await self._out.claim()
+        try:
+            await self._out.claim()
+        except LogFullError as error:
+            # The first write that finds room claims it too. Until then readers must be served, and what
+            # they have be forgotten: who waits for room here waits for ever.
+            self.trouble = str(error)
         await self._recover()
 
     async def _recover(self) -> None:

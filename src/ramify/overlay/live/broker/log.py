@@ -148,7 +148,6 @@ class OutLog:
         """Take the broker over: a router that wrote before cannot write again, and will know why."""
         self._raise_base()
         await self._mark()
-        self._claimed = True
 
     async def _mark(self) -> None:
         """Write the positions once more, as ours."""
@@ -190,7 +189,8 @@ class OutLog:
             self._links_done = "A" in headers
         reconnects = self._nats.stats["reconnects"]
         if not self._claimed:
-            self._base = base
+            # a claim that found no room has raised it already
+            self._base = max(self._base, base)
         elif lost or reconnects != self._reconnects:
             # the server may have forgotten what readers have seen
             self._raise_base()
@@ -316,6 +316,7 @@ class OutLog:
         self._unsure = []
         self._last += len(messages)
         self._numbers.update(numbers)
+        self._claimed = True
 
     def _check(self, answer: bytes, messages: int) -> None:
         told = json.loads(answer or b"{}")
