@@ -86,8 +86,13 @@ async def read(connection: Nats, client: str, position: int | None, until: str) 
             found = False
             if (position is None or number > position) and "X" not in headers:
                 rows = pa.ipc.open_stream(message.data).read_all().to_pylist()
-                ids = [id.removeprefix(f"{client}/") for id in json.loads(headers["F"])]
+                named = json.loads(headers["F"])
                 for row in rows:
+                    # a list of ids for all events, or such a list for each entry
+                    place = row.pop("_entry", None)
+                    ids = [
+                        id.removeprefix(f"{client}/") for id in (named if place is None else named[place])
+                    ]
                     print(json.dumps({"number": number, "subscriptions": ids, "event": row}, default=str))
                     found = found or row["id"] == until
             position = max(position or 0, number)  # store it here, with the effects, for exactly once

@@ -151,8 +151,8 @@ class Collected:
 
     async def _read(self, client: Client) -> None:
         async for delivered in client.deliveries():
-            for event in delivered.events.column("id").to_pylist():
-                for id_ in delivered.subscriptions:
+            for row, event in enumerate(delivered.events.column("id").to_pylist()):
+                for id_ in delivered.subscriptions_of(row):
                     self.counts[event, id_] += 1
 
     def check(self) -> None:

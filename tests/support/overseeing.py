@@ -23,7 +23,7 @@ from ramify.overlay.control.records import (
     encode,
 )
 from ramify.overlay.control.revisions import PlanChange, PlanChanges
-from ramify.overlay.live.broker.controlled import ControlledBroker, ControlledConfig
+from ramify.overlay.live.broker.controlled import BROKER_LEASE_S, ControlledBroker, ControlledConfig
 from ramify.overlay.live.broker.plan_cache import PlanCache
 from ramify.overlay.live.host.server import Server, ServerConfig
 from ramify.overlay.live.wire.security import (
@@ -123,6 +123,7 @@ class Overseen:
 
     def __init__(self, world: World, directory: Path) -> None:
         self.world = world
+        self.lease_s = BROKER_LEASE_S
         # its servers and clients; its own routers are not started
         self.wires = Running(world.overlay, world.attachments, directory)
         self.site = self.wires.site
@@ -160,6 +161,7 @@ class Overseen:
             self.site.broker(name, self.wires.urls),
             self.control_endpoint(name),
             self.probability,
+            lease_s=self.lease_s,
             look_every_s=0.3,
         )
         made = self.brokers[name] = ControlledBroker(config, self.plans)
@@ -194,10 +196,15 @@ class Overseen:
 
 @asynccontextmanager
 async def overseen(
-    world: World, directory: Path, plan: Plan | None = None, limit_s: float = 300.0
+    world: World,
+    directory: Path,
+    plan: Plan | None = None,
+    limit_s: float = 300.0,
+    lease_s: int = BROKER_LEASE_S,
 ) -> AsyncIterator[Overseen]:
     """All brokers of a world under control, routing by a plan where one is given."""
     live = Overseen(world, directory)
+    live.lease_s = lease_s
     try:
         async with asyncio.timeout(limit_s):
             await live.start()

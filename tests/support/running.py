@@ -131,8 +131,8 @@ class Running:
                 except LostDeliveriesError as error:
                     self.losses.append(error)
                     continue
-                for event in delivered.events.column("id").to_pylist():
-                    for subscription in delivered.subscriptions:
+                for row, event in enumerate(delivered.events.column("id").to_pylist()):
+                    for subscription in delivered.subscriptions_of(row):
                         self.delivered[event, subscription] += 1
                 self._read_to[name] = delivered.number
                 await reader.acknowledge(delivered.number)

@@ -285,8 +285,8 @@ class _Story:
 
     async def _read(self, name: str) -> None:
         async for delivered in self._clients[name].deliveries():
-            for event in delivered.events.column("id").to_pylist():
-                for subscription in delivered.subscriptions:
+            for row, event in enumerate(delivered.events.column("id").to_pylist()):
+                for subscription in delivered.subscriptions_of(row):
                     self._got[str(event), subscription] += 1
 
     async def _publish(self, events: Sequence[pa.RecordBatch], when: str) -> list[pa.RecordBatch]:

@@ -348,15 +348,13 @@ async def _print_lane(
     async with aclosing(client.deliveries()) as lane:
         async for delivered in lane:
             rows = delivered.events.num_rows
-            if own is not None and own not in delivered.subscriptions:
-                skipped += rows
-                done = rows
-            while done < rows:
-                print(json.dumps(as_published(delivered.events, done), ensure_ascii=False))
+            while done < rows and printed != count:
+                if own is None or own in delivered.subscriptions_of(done):
+                    print(json.dumps(as_published(delivered.events, done), ensure_ascii=False))
+                    printed += 1
+                else:
+                    skipped += 1
                 done += 1
-                printed += 1
-                if printed == count:
-                    break
             sys.stdout.flush()
             if position is not None:
                 whole = done >= rows

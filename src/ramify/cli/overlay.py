@@ -222,6 +222,15 @@ def up(
         int, typer.Option(help="How many coordinators: one leads, the others stand by.", min=1, max=9)
     ] = 1,
     sync: SyncOption = "interval",
+    broker_lease: Annotated[
+        int,
+        typer.Option(
+            help="Seconds that brokers route on while the control server is away. Changes wait as long "
+            "for a broker that died.",
+            min=1,
+            max=3600,
+        ),
+    ] = 15,
     sample: SampleOption = 0.03,
     replan_every: PeriodOption = 0.0,
     schemes: SchemesOption = _REPLAN_SCHEMES,
@@ -294,6 +303,7 @@ def up(
         [*command, str(places[0])],
         processes,
         sample_probability=sample,
+        lease_s=broker_lease,
         standbys=[[*command, str(place)] for place in places[1:]],
         sync_always=sync == "always",
     )

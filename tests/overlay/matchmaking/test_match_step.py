@@ -1,16 +1,16 @@
 """Steps of matchmaking without a server: steps that are lost, packets in pieces, input that is bad."""
 
-import json
 import random
 from collections import deque
 from functools import partial
 
 import pytest
 
+from lane_messages import handed
 from ramify.content.events.events import Event, events_to_batch
 from ramify.errors import InputError
 from ramify.network.graphs.overlay import Link, Overlay
-from ramify.overlay.control.frames import decode_events, encode_events
+from ramify.overlay.control.frames import encode_events
 from ramify.overlay.control.intake import ARROW_TYPE, ClientMessage
 from ramify.overlay.control.names import DELIVER, LINK, MATCH, name_of
 from ramify.overlay.control.output import Output
@@ -65,9 +65,7 @@ class Wires:
                 linked = NeighbourMessage(name, self.numbers[lane], output.headers, output.payload)
                 self.lanes.setdefault(lane, deque()).append(linked)
             elif kind == DELIVER:
-                ids = json.loads(output.headers["F"])
-                events = decode_events(output.payload).column("id").to_pylist()
-                self.got += [(event, id_) for event in events for id_ in ids]
+                self.got += handed(output)
         if fate < 0.25:
             # written, but nobody said so
             self.nodes[name].load(self.saved[name])

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramify.content.events.events import Event, events_to_batch
 from ramify.errors import InputError
 from ramify.overlay.control.frames import encode_events
+from ramify.overlay.control.mixtures import Mixture
 from ramify.overlay.control.names import token
 from ramify.overlay.control.steps import NeighbourMessage, Node, _headers
 from ramify.overlay.routing.header_rules import HeaderRules
@@ -137,6 +139,10 @@ def test_no_header_can_make_a_broker_fail_or_write_where_no_link_is(
     assert all(entry.reason == "bad_frame" for entry in done.rejected)
 
 
+def mixed(header: Header) -> Mixture[Header]:
+    return Mixture(events_to_batch([Event("1")]), (header,))
+
+
 def test_a_good_frame_is_taken_and_its_damaged_twin_is_rejected() -> None:
     world, plan, (sender, to, header) = _example()
     names = plan.overlay.brokers
@@ -144,7 +150,7 @@ def test_a_good_frame_is_taken_and_its_damaged_twin_is_rejected() -> None:
     node.install(3, RoutingPlan(plan))
     node.flip(3)
     payload = encode_events(world.batch)
-    taken = NeighbourMessage(names[sender], 1, _headers(3, header, 1), payload)
+    taken = NeighbourMessage(names[sender], 1, _headers(3, mixed(header)), payload)
     assert not node.step([], [taken]).rejected
     wrong = {
         "channel": {"channels": (999,)},
@@ -153,13 +159,13 @@ def test_a_good_frame_is_taken_and_its_damaged_twin_is_rejected() -> None:
         "no link": {},
     }
     for says, fields in wrong.items():
-        bad = _headers(3, Header(**{**_fields(header), **fields}), 1)
+        bad = _headers(3, mixed(Header(**{**_fields(header), **fields})))
         who = "nobody" if says == "no link" else names[sender]
         done = node.step([], [NeighbourMessage(who, 2, bad, payload), taken])
         assert [entry.reason for entry in done.rejected] == ["bad_frame"]
         assert says in done.rejected[0].detail
         assert done.events_in == world.batch.num_rows
-    done = node.step([], [NeighbourMessage(names[sender], 2, _headers(9, header, 1), payload)])
+    done = node.step([], [NeighbourMessage(names[sender], 2, _headers(9, mixed(header)), payload)])
     assert "epoch 9 is not known here" in done.rejected[0].detail
 
 
@@ -174,7 +180,7 @@ def test_events_without_id_or_size_are_rejected(column: str) -> None:
     node.flip(3)
     payload = encode_events(batch.set_column(at, batch.schema.field(at), nulls))
     done = node.step(
-        [], [NeighbourMessage(plan.overlay.brokers[sender], 1, _headers(3, header, 1), payload)]
+        [], [NeighbourMessage(plan.overlay.brokers[sender], 1, _headers(3, mixed(header)), payload)]
     )
     assert [entry.reason for entry in done.rejected] == ["bad_frame"]
     assert column in done.rejected[0].detail

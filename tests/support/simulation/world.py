@@ -322,11 +322,12 @@ class _World:
             async for delivered in lane:
                 # what it does with the events, and the number, are one transaction
                 came = batch_to_events(delivered.events) if delivered.events.num_rows else []
-                ids = tuple(f"{name}/{id.removeprefix(f'{name}/')}" for id in delivered.subscriptions)
-                seen = tuple((event.id, digest(dict(event.attributes))) for event in came)
                 now = self.loop.time()
-                self.rows.append(DeliveryRow(name, now, ids, seen, delivered.number))
-                self.got |= {(id, event) for id in ids for event, _ in seen}
+                for named, rows in delivered.runs():
+                    ids = tuple(f"{name}/{id.removeprefix(f'{name}/')}" for id in named)
+                    seen = tuple((came[row].id, digest(dict(came[row].attributes))) for row in rows)
+                    self.rows.append(DeliveryRow(name, now, ids, seen, delivered.number))
+                    self.got |= {(id, event) for id in ids for event, _ in seen}
                 self.positions[name] = delivered.number
                 if self.rng.random() < 0.1:
                     await asyncio.sleep(0.2 * self.rng.random())

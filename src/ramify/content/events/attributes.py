@@ -20,6 +20,7 @@ __all__ = [
     "BODY",
     "BODY_IS_JSON",
     "CONTEXT_NAMES",
+    "ENTRY",
     "NULLS",
     "OTHERS",
     "RESERVED_NAMES",
@@ -52,10 +53,13 @@ NULLS = "_nulls"
 OTHERS = "_others"
 """The column for what no other column of a batch holds: see `others`."""
 
+ENTRY = "_entry"
+"""The column of a message of brokers that says which entry of its headers a row has."""
+
 CONTEXT_NAMES = frozenset({"id", "publisher", "time"})
 """Fixed columns that a filter may name as if they were attributes."""
 
-RESERVED_NAMES = frozenset({SIZE_BYTES, BODY, BODY_IS_JSON, NULLS, OTHERS})
+RESERVED_NAMES = frozenset({SIZE_BYTES, BODY, BODY_IS_JSON, NULLS, OTHERS, ENTRY})
 """Columns that are no attributes. An attribute of such a name has no column: it is in `_others`."""
 
 TEXT_MARK = "\0text"

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ramify.content.events.events import (
     BODY_IS_JSON,
+    ENTRY,
     FIXED_COLUMNS,
     NULLS,
     OTHERS,
@@ -35,6 +37,8 @@ __all__ = [
     "Limits",
     "absent",
     "concat",
+    "concat_parts",
+    "decode_entries",
     "decode_events",
     "encode_events",
     "read_stream",
@@ -89,9 +93,14 @@ events of many messages together, so the limits of one client's message are too 
 _ONE_THREAD = pa.ipc.IpcReadOptions(use_threads=False)
 
 
-def encode_events(batch: pa.RecordBatch) -> bytes:
-    """A batch as an Arrow IPC stream, its buffers in zstd above 4 KiB; `_others` only with items."""
+def encode_events(batch: pa.RecordBatch, entries: npt.NDArray[np.int64] | None = None) -> bytes:
+    """A batch as an Arrow IPC stream, its buffers in zstd above 4 KiB; `_others` only with items.
+
+    `entries` are written to the column `_entry`: which entry of the message's headers each row has.
+    """
     batch = with_others(batch, others_in(batch))
+    if entries is not None:
+        batch = batch.append_column(_ENTRY_FIELD, pa.array(entries, pa.int32()))
     compression: Literal["zstd"] | None = "zstd" if batch.nbytes > _COMPRESS_ABOVE_BYTES else None
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(
@@ -117,16 +126,30 @@ def decode_events(data: bytes, limits: Limits | None = None) -> pa.RecordBatch:
     return batch
 
 
+def decode_entries(data: bytes) -> tuple[pa.RecordBatch, npt.NDArray[np.int64] | None]:
+    """A broker's message: events as by `decode_events` with `LINK_LIMITS`, and `_entry` if it is there."""
+    entries: list[Any] = []
+    batch, more = read_stream(data, LINK_LIMITS, entries)
+    if more:
+        raise LimitError(f"the frame has more than {batch.num_rows} events; send smaller frames")
+    return batch, np.concatenate(entries) if entries else None
+
+
 def concat(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
     """The batches, joined where their attributes agree; each publisher's events keep their order.
 
     Attributes that one side lacks are absent there, those that no event has are dropped. Integers join
     doubles only when each value survives. Batches are kept apart beyond 4,096 attributes together.
     """
+    return [batch for batch, _ in concat_parts(batches)]
+
+
+def concat_parts(batches: Iterable[pa.RecordBatch]) -> list[tuple[pa.RecordBatch, list[int]]]:
+    """As `concat`, each with the places of the batches that it is made of, in the order of its rows."""
     groups: list[_BatchGroup] = []
     # Frames of one kind follow each other: those need no comparison by attribute.
-    for run in _runs(batch for batch in batches if batch.num_rows):
-        one = _BatchGroup.of(end_to_end(run))
+    for members, run in _runs(batches):
+        one = _BatchGroup.of(end_to_end(run), members)
         home = None
         for group in reversed(groups[-_OPEN_GROUPS:]):
             if one.fits(group):
@@ -137,7 +160,7 @@ def concat(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
             groups.append(one)
         else:
             home.add(one)
-    return [group.batch() for group in groups]
+    return [(group.batch(), group.members) for group in groups]
 
 
 def split(batch: pa.RecordBatch, most_bytes: int = MOST_FRAME_BYTES) -> list[pa.RecordBatch]:
@@ -193,13 +216,15 @@ class _BatchGroup:
     kinds: dict[str, AttributeType]
     rounded: set[str]
     publishers: set[str | None]
+    members: list[int]
 
     @classmethod
-    def of(cls, batch: pa.RecordBatch) -> "_BatchGroup":
+    def of(cls, batch: pa.RecordBatch, members: list[int]) -> "_BatchGroup":
         used = _used(batch)
         integers = [p for p, k in used.items() if k is AttributeType.INT64]
         rounded = {p for p in integers if not _survives(batch.column(p))}
-        return cls([batch], used, rounded, set(pc.unique(batch.column("publisher")).to_pylist()))
+        publishers = set(pc.unique(batch.column("publisher")).to_pylist())
+        return cls([batch], used, rounded, publishers, members)
 
     def fits(self, other: "_BatchGroup") -> bool:
         if len(self.kinds.keys() | other.kinds.keys()) > max(_MOST_COLUMNS, len(other.kinds)):
@@ -214,6 +239,7 @@ class _BatchGroup:
 
     def add(self, other: "_BatchGroup") -> None:
         self.parts += other.parts
+        self.members += other.members
         for path, kind in other.kinds.items():
             self.kinds[path] = widen(self.kinds.get(path, kind), kind) or kind
         self.rounded |= other.rounded
@@ -230,14 +256,16 @@ def _used(batch: pa.RecordBatch) -> dict[str, AttributeType]:
     return {path: kind for path, kind in kinds.items() if batch.column(path).null_count < batch.num_rows}
 
 
-def _runs(batches: Iterable[pa.RecordBatch]) -> list[list[pa.RecordBatch]]:
-    """Neighbours with equal schemas."""
-    runs: list[list[pa.RecordBatch]] = []
-    for batch in batches:
-        if runs and batch.schema.equals(runs[-1][-1].schema):
-            runs[-1].append(batch)
-        else:
-            runs.append([batch])
+def _runs(batches: Iterable[pa.RecordBatch]) -> list[tuple[list[int], list[pa.RecordBatch]]]:
+    """Neighbours with equal schemas, with their places; those without rows are left out."""
+    runs: list[tuple[list[int], list[pa.RecordBatch]]] = []
+    for place, batch in enumerate(batches):
+        if not batch.num_rows:
+            continue
+        if not runs or not batch.schema.equals(runs[-1][1][-1].schema):
+            runs.append(([], []))
+        runs[-1][0].append(place)
+        runs[-1][1].append(batch)
     return runs
 
 
@@ -281,10 +309,15 @@ _BROKEN = (
 )
 
 
-def read_stream(data: bytes, limits: Limits) -> tuple[pa.RecordBatch, bool]:
-    """The first `max_batch_events` rows of an IPC stream, and whether it has more. Trusts nothing."""
+def read_stream(
+    data: bytes, limits: Limits, entries: list[Any] | None = None
+) -> tuple[pa.RecordBatch, bool]:
+    """The first `max_batch_events` rows of an IPC stream, and whether it has more. Trusts nothing.
+
+    Where `entries` is given, a column `_entry` is allowed, and its values are added there.
+    """
     try:
-        batches, schema, more = _read_batches(data, limits)
+        batches, schema, more = _read_batches(data, limits, entries)
         if not batches:
             return pa.RecordBatch.from_pylist([], schema.arrow), more
         return end_to_end(batches), more
@@ -294,12 +327,19 @@ def read_stream(data: bytes, limits: Limits) -> tuple[pa.RecordBatch, bool]:
         raise InputError(f"not an Arrow IPC stream of events: {str(error)[:200]}") from None
 
 
-def _read_batches(data: bytes, limits: Limits) -> tuple[list[pa.RecordBatch], EventSchema, bool]:
+def _read_batches(
+    data: bytes, limits: Limits, entries: list[Any] | None
+) -> tuple[list[pa.RecordBatch], EventSchema, bool]:
     messages = _messages(data)
     message = next(messages, None)
     if message is None or message.type != "schema":
         raise InputError("an Arrow stream begins with its schema; this one does not")
     found = pa.ipc.read_schema(message)
+    at = -1 if entries is None else found.get_field_index(ENTRY)
+    if at >= 0:
+        if found.field(at).type != pa.int32():
+            raise InputError(f"the column {ENTRY} is {found.field(at).type}; it must be int32")
+        found = found.remove(at)
     schema = _checked_schema(found, limits)
     reader = pa.ipc.open_stream(pa.py_buffer(data), options=_ONE_THREAD)
     batches, rows, bytes_left = [], 0, limits.max_batch_bytes
@@ -320,6 +360,8 @@ def _read_batches(data: bytes, limits: Limits) -> tuple[list[pa.RecordBatch], Ev
                 raise InputError(f"the column {name} has nulls; write a value in each row")
         if OTHERS in batch.schema.names:
             _check_items(batch.column(OTHERS))
+        if entries is not None and at >= 0:
+            entries.append(_entries_of(batch.column(at)))
         batch = _shaped(batch, schema)
         more = rows + batch.num_rows > limits.max_batch_events
         batches.append(batch.slice(0, limits.max_batch_events - rows))
@@ -327,6 +369,13 @@ def _read_batches(data: bytes, limits: Limits) -> tuple[list[pa.RecordBatch], Ev
         if more:
             return batches, schema, True
     return batches, schema, False
+
+
+def _entries_of(column: Any) -> npt.NDArray[np.int64]:
+    if column.null_count:
+        raise InputError(f"the column {ENTRY} has nulls; write a value in each row")
+    found: npt.NDArray[np.int64] = column.to_numpy(zero_copy_only=False).astype(np.int64)
+    return found
 
 
 def _check_items(column: Any) -> None:
@@ -373,6 +422,7 @@ def _checked_schema(found: pa.Schema, limits: Limits) -> EventSchema:
     return EventSchema(kinds)
 
 
+_ENTRY_FIELD = pa.field(ENTRY, pa.int32())
 _FIXED_TYPES = {**{f.name: f.type for f in FIXED_COLUMNS}, OTHERS: OTHERS_TYPE}
 _PLAIN_KINDS = {kind.arrow: kind for kind in AttributeType}
 

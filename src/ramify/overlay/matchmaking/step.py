@@ -34,6 +34,7 @@ from ramify.overlay.control.intake import (
     take_in_by_client,
     to_cloudevent,
 )
+from ramify.overlay.control.mixtures import Mixture
 from ramify.overlay.control.names import LINK, MATCH, name_of, token
 from ramify.overlay.control.output import Output, value_pieces
 from ramify.overlay.control.records import (
@@ -279,7 +280,7 @@ class MatchNode(Stepper):
         done: StepResult,
     ) -> None:
         first, end = rows
-        taken, rejected = take_in_by_client(published, self._limits)
+        taken, rejected = self.take_in(published)
         done.rejected += [] if first else rejected
         done.readable += (count := sum(events.num_rows for events in taken))
         refused: list[pa.RecordBatch] = []
@@ -336,7 +337,8 @@ class MatchNode(Stepper):
 
     def _write(self, going: _StepOutput, done: StepResult) -> None:
         for (to, origin), batches in going.sends.items():
-            self._write_link(to, 0, partial(_headers, origin), batches, done)
+            parts = [Mixture(events, (origin,)) for events in batches]
+            self._write_link(to, 0, partial(_headers, origin), parts, done)
         self._write_hands(going.hands, done)
         going.sends.clear()
         going.hands.clear()
@@ -436,8 +438,8 @@ def _decoded(data: bytes) -> _NodeRecord:
         raise InputError(f"this is not what a matchmaking broker keeps: {error}") from None
 
 
-def _headers(origin: str, events: int) -> dict[str, str]:
-    return {"E": "0", "O": token(origin), "N": str(events)}
+def _headers(origin: str, part: Mixture[str]) -> dict[str, str]:
+    return {"E": "0", "O": token(origin), "N": str(part.events.num_rows)}
 
 
 def _unusable(message: NeighbourMessage, reason: str, detail: str) -> RejectedMessage:

@@ -29,7 +29,7 @@ from ramify.overlay.routing.plan import RoutingPlan
 from ramify.planning.demand.demand import NO_CELL
 from ramify.planning.plans.plan import Pruning
 
-__all__ = ["Delivery", "Frame", "RouteDecision", "RoutedFrame", "Router", "RoutingPlan"]
+__all__ = ["Delivery", "Frame", "RouteDecision", "RoutedFrame", "RoutedRows", "Router", "RoutingPlan"]
 
 DECISIONS_KEPT = 500_000
 """Class ids in the decisions that a router remembers, some tens of megabytes; then it starts over."""
@@ -78,6 +78,15 @@ class RoutedFrame:
     matchings: int
 
 
+@dataclass(frozen=True, slots=True)
+class RoutedRows:
+    """As `RoutedFrame`, without taking events apart: `forwards` have the rows, None for all."""
+
+    forwards: tuple[tuple[int, Header, npt.NDArray[np.int64] | None], ...]
+    deliveries: tuple[Delivery, ...]
+    matchings: int
+
+
 _HeaderType = TypeVar("_HeaderType", Header, Header | None)
 _DecisionType = TypeVar("_DecisionType")
 
@@ -114,19 +123,25 @@ class Router:
 
         With `once`, of all copies of an event exactly one hands it to each class (see the module).
         """
+        routed = self.route_rows(frame, sender, once=once)
+        forwards = (
+            (to, Frame(frame.events if rows is None else frame.events.take(rows), onward))
+            for to, onward, rows in routed.forwards
+        )
+        return RoutedFrame(tuple(forwards), routed.deliveries, routed.matchings)
+
+    def route_rows(self, frame: Frame, sender: int | None, *, once: bool = False) -> RoutedRows:
+        """As `route`, with rows in place of their events."""
         header = frame.header
         if header is not None and header.label is not None and header.label[1] != self.broker:
             # of one to a channel that another broker's revision has opened, no subscriber of all of them
             # waits for it: it may go
-            passed = tuple((to, Frame(frame.events, on)) for to, on in self._pass_on(header))
-            return RoutedFrame(passed, (), 0)
+            return RoutedRows(tuple((to, on, None) for to, on in self._pass_on(header)), (), 0)
         if header is not None:
             # whether a broker must match is told by the header alone: then the events are not looked at
             unseen = self.decide(header, sender, NO_CELL, ())
             if not unseen.matched:
-                return RoutedFrame(
-                    tuple((to, Frame(frame.events, on)) for to, on in unseen.forwards), (), 0
-                )
+                return RoutedRows(tuple((to, on, None) for to, on in unseen.forwards), (), 0)
         forwards: dict[tuple[int, Header], list[int]] = {}
         deliveries: dict[int, list[int]] = {}
         matchings = 0
@@ -140,9 +155,11 @@ class Router:
                 handed = self.owned(header, sender, cell, classes)
             for k in handed:
                 deliveries.setdefault(k, []).extend(rows)
-        return RoutedFrame(
+        count = frame.events.num_rows
+        return RoutedRows(
             tuple(
-                (to, Frame(_take(frame.events, rows), onward)) for (to, onward), rows in forwards.items()
+                (to, onward, None if len(rows) == count else np.array(sorted(rows)))
+                for (to, onward), rows in forwards.items()
             ),
             tuple(Delivery(k, np.array(sorted(rows))) for k, rows in sorted(deliveries.items())),
             matchings,
@@ -417,9 +434,3 @@ class Router:
             classes = tuple(k for k in np.frombuffer(ids, found.ids.dtype).tolist() if not vacant[k])
             groups.setdefault((cell, classes), []).extend(rows)
         yield from groups.items()
-
-
-def _take(events: pa.RecordBatch, rows: list[int]) -> pa.RecordBatch:
-    if len(rows) == events.num_rows:
-        return events
-    return events.take(pa.array(sorted(rows)))

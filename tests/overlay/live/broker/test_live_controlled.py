@@ -15,6 +15,7 @@ import pytest
 from overseeing import Overseen, expected, overseen
 from ramify.content.events.events import Event, EventSchema, events_to_batch
 from ramify.content.filters.subscriptions import Subscription
+from ramify.errors import LiveError
 from ramify.overlay.control.epochs import Epochs, EpochStage
 from ramify.overlay.control.frames import encode_events
 from ramify.overlay.control.intake import ClientMessage
@@ -132,6 +133,60 @@ def test_without_the_control_server_nothing_is_routed_and_nothing_is_lost(tmp_pa
             await live.until(lambda: live.leader.epochs.registered == set(live.brokers))
 
     run_to_end(scenario())
+
+
+def test_while_their_lease_lasts_brokers_route_on_without_the_control_server(tmp_path: Path) -> None:
+    """With the default lease they would have to stop meanwhile: the server is away until all has come."""
+
+    async def scenario() -> None:
+        plan = make_plan("mult", WORLD.problem, 1)
+        async with overseen(WORLD, tmp_path, plan, lease_s=240) as live:
+            live.wires.read(readers(WORLD))
+            sessions = {name: broker._session for name, broker in live.brokers.items()}
+            live.control.kill()
+            await live.wires.publish(WORLD, "/dark")
+            await live.wires.until(len(WORLD.wanted()), limit_s=170)
+            assert live.wires.delivered == expected(WORLD, "/dark")
+            assert all(broker.may_route() for broker in live.brokers.values())
+            await live.control.start()
+            await live.until(lambda: live.leader.epochs.registered == set(live.brokers))
+            # nobody had to begin anew, and what comes later is routed too
+            await live.wires.publish(WORLD, "/light")
+            await live.wires.until(2 * len(WORLD.wanted()))
+            assert live.wires.delivered == expected(WORLD, "/dark", "/light")
+            assert sessions == {name: broker._session for name, broker in live.brokers.items()}
+
+    run_to_end(scenario())
+
+
+def test_a_broker_cut_off_from_control_alone_stops_before_a_change_is_confirmed_without_it(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        plan = make_plan("mult", WORLD.problem, 1)
+        async with overseen(WORLD, tmp_path, plan, lease_s=4) as live:
+            live.wires.read(readers(WORLD))
+            name = WORLD.overlay.brokers[0]
+            broker, epochs = live.brokers[name], live.leader.epochs
+            assert broker._lease is not None
+            broker._lease._hold = _unheard  # type: ignore[method-assign]
+            # the leader waits for it as long as it may route, and not longer
+            while name in epochs.registered:
+                may_route = broker.may_route()
+                await asyncio.sleep(0.02)
+                assert may_route or not broker.may_route()
+            assert not broker.may_route()
+            await live.wires.publish(WORLD, "/cut")
+            del broker._lease._hold  # type: ignore[method-assign]
+            await live.wires.until(len(WORLD.wanted()))
+            assert live.wires.delivered == expected(WORLD, "/cut")
+
+    run_to_end(scenario())
+
+
+async def _unheard(expected: int) -> bool:
+    """What a request comes to that the control server does not get."""
+    raise LiveError("cut off")
 
 
 def test_a_lease_that_was_lost_is_taken_in_a_new_session_that_must_catch_up(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import LiveError
 from ramify.network.graphs.overlay import Link, Overlay
 from ramify.overlay.control import steps as steps_module
-from ramify.overlay.control.frames import LINK_LIMITS, decode_events
+from ramify.overlay.control.frames import decode_entries
 from ramify.overlay.control.names import OUT
 from ramify.overlay.control.output import Output
 from ramify.overlay.control.steps import Node
@@ -35,6 +35,8 @@ def test_a_batch_of_many_trees_is_routed_in_parts_once_each(
     """Trees in headers differ from event to event: a batch may come to any number of messages a lane."""
     for module in (log_module, steps_module):
         monkeypatch.setattr(module, "MOST_MESSAGES", 6)
+    # a message has few headers, so that there are many
+    monkeypatch.setattr(steps_module, "_MOST_NAMED_BYTES", 40)
     chance = random.Random(5)
     commit = OutLog.commit
     stops: Counter[bool] = Counter()
@@ -107,7 +109,7 @@ def test_an_event_that_the_server_refuses_is_rejected_and_the_others_go_on(
     async def refusing(
         self: OutLog, outputs: Any, positions: Any, epoch: int = 0, *, divisible: bool = True
     ) -> None:
-        held = [decode_events(each.payload, LINK_LIMITS) for each in outputs if each.payload]
+        held = [decode_entries(each.payload)[0] for each in outputs if each.payload]
         if any(bad in events.column("id").to_pylist() for events in held):
             raise WriteRefusedError("header size exceeds the maximum")
         await commit(self, outputs, positions, epoch, divisible=divisible)

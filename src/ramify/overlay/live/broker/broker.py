@@ -20,6 +20,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -78,6 +79,12 @@ _RESET_AGAIN_S = 0.5
 _STEP_IDLE_S = 0.005
 _GONE_CODES = frozenset({10059, 10014})
 """There is no such stream, or consumer: somebody deleted it."""
+
+_READ_BESIDE_BYTES = 128 << 10
+"""Messages of clients are read in a thread from so many bytes on: to hand them over takes a millisecond."""
+
+_READER = ThreadPoolExecutor(1, thread_name_prefix="ramify-intake")
+"""One for all brokers of a process: several would take the loop's turns."""
 
 
 @dataclass(frozen=True)
@@ -553,6 +560,8 @@ class Broker:
         if not taken:
             await self._acknowledge()
             return False
+        if not await self._is_read(taken):
+            return False
         try:
             done, taken, end = self._attempt(taken, epoch)
             await self._reject(done.rejected)
@@ -571,8 +580,24 @@ class Broker:
         self._size.learn(len(taken), done.outputs)
         self._inputs.commit(taken, end)
         self._faults, self._said, self._narrow = 0, "", None
+        if end is None:
+            self.node.forget_intake()
         await self._acknowledge()
         return True
+
+    async def _is_read(self, taken: Sequence[StepInput]) -> bool:
+        """Whether clients' messages are read and may be routed. Large ones are read beside the loop, which
+        meanwhile renews leases and serves other brokers."""
+        published = [p for each in taken if (p := each.published) is not None]
+        if sum(len(p.payload) for p in published) < _READ_BESIDE_BYTES:
+            return True
+        # a fault of ours shows again where the step is attempted, and is dealt with there
+        with contextlib.suppress(Exception):
+            await asyncio.get_running_loop().run_in_executor(_READER, self.node.take_in, published)
+        if self._gate():
+            return True
+        self._inputs.give_back(taken)
+        return False
 
     async def _commit(
         self, taken: Sequence[StepInput], done: StepResult, end: int | None, epoch: int

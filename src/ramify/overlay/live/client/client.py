@@ -433,7 +433,10 @@ class Client:
         async with contextlib.aclosing(self._incoming.deliveries(after)) as lane:
             async for delivered in lane:
                 ids = tuple(map(self._own, delivered.subscriptions))
-                yield DeliveredBatch(delivered.number, ids, delivered.events)
+                by_row = delivered.by_row
+                if by_row is not None:
+                    by_row = tuple(tuple(map(self._own, some)) for some in by_row)
+                yield DeliveredBatch(delivered.number, ids, delivered.events, by_row)
 
     async def acknowledge(self, number: int) -> None:
         """Deliveries up to this number are dealt with: for programs that read by `deliveries`."""

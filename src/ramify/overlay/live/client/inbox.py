@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 
 from ramify.content.events.attributes import Event
@@ -276,12 +276,13 @@ class ClientInbox:
                 waited = True
 
     def _share_out(self, delivered: DeliveredBatch) -> None:
-        ids = [id.removeprefix(self._prefix) for id in delivered.subscriptions]
-        queues = [self._queues.setdefault(id, _Queue()) for id in ids]
-        queues = [queue for queue in queues if not queue.is_closed]
+        ids = delivered.subscriptions
+        queues = {id: self._queues.setdefault(id.removeprefix(self._prefix), _Queue()) for id in ids}
+        queues = {id: queue for id, queue in queues.items() if not queue.is_closed}
         self._hold(delivered.number, len(queues), delivered.events.nbytes)
-        events = _events(delivered) if queues else []
-        for queue in queues:
+        shares = _shares(delivered, queues) if queues else {}
+        for id, queue in queues.items():
+            events = shares[id]
             share = _Share(delivered.number, events)
             if events:
                 queue.shares.append(share)
@@ -343,7 +344,16 @@ def _received(event: Event, number: int, mark: _Mark) -> ReceivedEvent:
     )
 
 
-def _events(delivered: DeliveredBatch) -> list[Event]:
+def _shares(delivered: DeliveredBatch, wanted: Iterable[str]) -> dict[str, list[Event]]:
+    """The events for each of the wanted subscriptions, in the order of the delivery."""
     from ramify.content.events.events import batch_to_events  # loads Arrow, as the batch has
 
-    return batch_to_events(delivered.events)
+    events = batch_to_events(delivered.events)
+    if delivered.by_row is None:
+        return dict.fromkeys(wanted, events)
+    found: dict[str, list[Event]] = {id: [] for id in wanted}
+    for event, ids in zip(events, delivered.by_row, strict=True):
+        for id in ids:
+            if id in found:
+                found[id].append(event)
+    return found

@@ -29,6 +29,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import nats.errors
@@ -107,11 +108,26 @@ _SUSPENSIONS = {
 
 @dataclass(frozen=True, slots=True)
 class DeliveredBatch:
-    """Events for some subscriptions of the client; `number` is the position on its lane."""
+    """Events for some subscriptions of the client; `number` is the position on its lane.
+
+    `subscriptions` are those that some event is for. `by_row` says which each event is for, where they
+    differ; without it each event is for all of them.
+    """
 
     number: int
     subscriptions: tuple[str, ...]
     events: "pa.RecordBatch"
+    by_row: tuple[tuple[str, ...], ...] | None = None
+
+    def subscriptions_of(self, row: int) -> tuple[str, ...]:
+        """The subscriptions that the event of a row is for."""
+        return self.subscriptions if self.by_row is None else self.by_row[row]
+
+    def runs(self) -> list[tuple[tuple[str, ...], range]]:
+        """The rows in their order, those that follow each other for the same subscriptions together."""
+        rows = range(self.events.num_rows)
+        runs = [list(some) for _, some in groupby(rows, key=self.subscriptions_of)]
+        return [(self.subscriptions_of(some[0]), range(some[0], some[-1] + 1)) for some in runs]
 
 
 class LaneClient:
@@ -386,8 +402,8 @@ class LaneReader:
             elif reason is not None or self._onward is not None:
                 return DeliveredBatch(self._base + number, (), _nothing())
             else:
-                ids = tuple(json.loads(message.headers.get("F", "[]")))
-                return DeliveredBatch(self._base + number, ids, _decoded(message.payload))
+                named = json.loads(message.headers.get("F", "[]"))
+                return _delivered(self._base + number, named, message.payload)
 
     async def acknowledge(self, number: int) -> None:
         """This one and all before it are dealt with. Never raises for a server that is away: what it does
@@ -538,10 +554,18 @@ def _encoded(events: "pa.RecordBatch") -> tuple[str, bytes]:
     return ARROW_TYPE, encode_events(events)
 
 
-def _decoded(payload: bytes) -> "pa.RecordBatch":
-    from ramify.overlay.control.frames import LINK_LIMITS, decode_events
+def _delivered(number: int, named: list[Any], payload: bytes) -> DeliveredBatch:
+    """A delivery, from what its header `F` says and its payload. Raises `InputError`."""
+    from ramify.overlay.control.frames import decode_entries
 
-    return decode_events(payload, LINK_LIMITS)
+    events, places = decode_entries(payload)
+    if places is None:
+        return DeliveredBatch(number, tuple(named), events)
+    sets = [tuple(ids) for ids in named]
+    if len(places) and not 0 <= places.min() <= places.max() < len(sets):
+        raise LiveError(f"delivery {number} has an event for none of its {len(sets)} lists of ids")
+    union = tuple(dict.fromkeys(id for ids in sets for id in ids))
+    return DeliveredBatch(number, union, events, tuple(sets[place] for place in places.tolist()))
 
 
 def _nothing() -> "pa.RecordBatch":

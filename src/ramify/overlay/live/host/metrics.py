@@ -66,11 +66,12 @@ class BrokerMetrics(Collector):
     """The figures of some brokers. Reads only: safe from another thread than the brokers' loop."""
 
     def __init__(self, brokers: Iterable[_HasStatus]) -> None:
-        self._brokers = list(brokers)
+        # not a copy: a broker that is started again takes the place of the one before
+        self._brokers = brokers
 
     def collect(self) -> Iterator[Metric]:
         """All figures, by name."""
-        said = [broker.status() for broker in self._brokers]
+        said = [broker.status() for broker in list(self._brokers)]
         for name, (text, of) in _COUNTERS.items():
             counter = CounterMetricFamily(name, text, labels=["broker"])
             for status in said:

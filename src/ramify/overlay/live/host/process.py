@@ -12,8 +12,9 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from ramify.errors import RamifyError
 from ramify.overlay.live.broker.controlled import ControlledBroker
@@ -26,12 +27,16 @@ from ramify.overlay.live.host.metrics import BrokerMetrics, serve_metrics
 from ramify.overlay.live.wire.tasks import end_tasks, ending_signals, run_to_end
 from ramify.overlay.routing.readiness import load_kernels
 
-__all__ = ["SUPERSEDED", "do_without", "log_to_stderr", "serve_brokers", "until_signal"]
+__all__ = ["SUPERSEDED", "do_without", "keep_running", "log_to_stderr", "serve_brokers", "until_signal"]
 
 _log = logging.getLogger(__name__)
 
 SUPERSEDED = 3
 """The exit code when other processes run all the brokers of this one."""
+
+
+_AGAIN_S = 1.0
+_AnyBroker: TypeAlias = ControlledBroker | Matchmaker
 
 
 class _Absence:
@@ -82,7 +87,7 @@ async def serve_brokers(
     """
     load_kernels()
     plans = PlanCache()
-    brokers = [_broker(file, plans) for file in files]
+    brokers: list[_AnyBroker] = [_broker(file, plans) for file in files]
     ports = [metrics_port, *(file.metrics_port for file in files)]
     port = next((port for port in ports if port is not None), None)
     if port is not None:
@@ -92,7 +97,10 @@ async def serve_brokers(
             announce.write_text(json.dumps({"metrics": url}))
     asked = asyncio.create_task(until_signal())
     beats = asyncio.create_task(beat(lambda: {each.name: each.broker.stuck_s for each in brokers}))
-    tasks = {asyncio.create_task(broker.run()): broker for broker in brokers}
+    tasks = {
+        asyncio.create_task(keep_running(brokers, k, _again(file, plans))): k
+        for k, file in enumerate(files)
+    }
     _log.info("brokers %s", ", ".join(broker.name for broker in brokers))
     try:
         while tasks:
@@ -100,18 +108,39 @@ async def serve_brokers(
             if asked in done:
                 return 0
             for task in done:
-                _ended(tasks.pop(task), task)
+                _ended(brokers[tasks.pop(task)], task)
     finally:
         await end_tasks([asked, beats, *tasks])
     return SUPERSEDED
 
 
-def _broker(file: BrokerFile, plans: PlanCache) -> ControlledBroker | Matchmaker:
+async def keep_running(brokers: list[_AnyBroker], place: int, again: Callable[[], _AnyBroker]) -> None:
+    """Run the broker at a place of the list. A fault of ours ends only that one: a new one takes its place.
+
+    Raises what a broker itself ends with: superseded, or settings that cannot be used.
+    """
+    while True:
+        try:
+            await brokers[place].run()
+            return
+        except RamifyError:
+            raise
+        except Exception:
+            _log.exception("broker %s: a fault ended it; it is started again", brokers[place].name)
+        await asyncio.sleep(_AGAIN_S)
+        brokers[place] = again()
+
+
+def _again(file: BrokerFile, plans: PlanCache) -> Callable[[], _AnyBroker]:
+    return lambda: _broker(file, plans)
+
+
+def _broker(file: BrokerFile, plans: PlanCache) -> _AnyBroker:
     config = file.config()
     return Matchmaker(config) if isinstance(config, MatchmakerConfig) else ControlledBroker(config, plans)
 
 
-def _ended(broker: ControlledBroker | Matchmaker, task: "asyncio.Task[None]") -> None:
+def _ended(broker: _AnyBroker, task: "asyncio.Task[None]") -> None:
     try:
         task.result()
     except SupersededError as error:

@@ -17,7 +17,7 @@ import contextlib
 import itertools
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ramify.content.events.events import Event, batch_to_events
@@ -38,6 +38,7 @@ from ramify.overlay.histories.rows import (
 )
 from ramify.overlay.live.client.client import (
     Client,
+    DeliveredBatch,
     LostDeliveriesError,
     OutcomeUnknownError,
     PendingClient,
@@ -347,11 +348,7 @@ class _Reader:
         while True:
             try:
                 async for batch in client.deliveries(self._number):
-                    own = tuple(id for id in batch.subscriptions if id.startswith(prefix))
-                    if own:
-                        events = tuple(
-                            (event.id, digest(event.attributes)) for event in batch_to_events(batch.events)
-                        )
+                    for own, events in _by_subscriptions(batch, prefix):
                         whole._came(DeliveryRow(self.name, whole.now(), own, events, batch.number))
                     self._number = batch.number
             except SuspendedError as error:
@@ -471,3 +468,15 @@ def tells_of(view: Overview) -> tuple[tuple[str, ...], tuple[str, ...]]:
         for alarm in broker.status.alarms
     ]
     return tuple(tells), tuple(alarms)
+
+
+def _by_subscriptions(
+    batch: DeliveredBatch, prefix: str
+) -> Iterator[tuple[tuple[str, ...], tuple[tuple[str, str], ...]]]:
+    """The events of a delivery in their order, those that follow each other for the same subscriptions
+    together, as (id, digest); of subscriptions only those of this run."""
+    events = [(event.id, digest(event.attributes)) for event in batch_to_events(batch.events)]
+    for ids, rows in batch.runs():
+        own = tuple(id for id in ids if id.startswith(prefix))
+        if own:
+            yield own, tuple(events[row] for row in rows)
