@@ -33,7 +33,7 @@ from ramify.overlay.histories.checker import judge
 from ramify.overlay.histories.files import HistoryFile
 from ramify.overlay.histories.rows import HistoryRow
 from ramify.overlay.histories.verdict import HistoryVerdict, quantile
-from ramify.overlay.live.client.client import Client, PendingClient
+from ramify.overlay.live.client.client import Client, PendingClient, place_of
 from ramify.overlay.live.host.directory import Directory
 from ramify.overlay.live.host.machine import MachineConfig
 from ramify.overlay.live.host.overview import looking_here
@@ -183,8 +183,8 @@ async def run_chaos(path: Path, plan: ChaosPlan, history: Path) -> HistoryVerdic
             about=f"chaos {plan.scenario}, seed {plan.seed}",
         )
         whole = Verification(
-            {name: _dial(path, name) for name in plan.writers},
-            {name: _dial(path, name) for name in plan.readers},
+            {name: _dial(machine, name) for name in plan.writers},
+            {name: _dial(machine, name) for name in plan.readers},
             settings,
             sink,
             look,
@@ -203,9 +203,12 @@ async def run_chaos(path: Path, plan: ChaosPlan, history: Path) -> HistoryVerdic
     return judge(rows)
 
 
-def _dial(path: Path, name: str) -> Dial:
+def _dial(machine: WiredMachine, name: str) -> Dial:
+    place = place_of(machine.directory.path, name)
+
     def dial(after: int | None) -> PendingClient:
-        return Client.at(path, name, after=after, timeout_s=120.0)
+        url = machine.client_url(name)
+        return Client.connect(name, url, seed_file=place.seed_file, after=after, timeout_s=120.0)
 
     return dial
 

@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from ramify.overlay.control.names import CONTROL
@@ -92,7 +93,7 @@ class Wire:
 
 
 class WiredMachine(Machine):
-    """A machine whose brokers reach their neighbours and the control server through wires."""
+    """A machine whose brokers, coordinators and clients reach each other's servers through wires."""
 
     def __init__(self, config: MachineConfig) -> None:
         super().__init__(config)
@@ -113,6 +114,17 @@ class WiredMachine(Machine):
         if control is not None:
             control = replace(control, url=self._wire(broker, "", lambda: self.control_url))
         return replace(file, neighbours=neighbours, control=control)
+
+    def _commands(self, configs: Path) -> list[tuple[str, list[str]]]:
+        def wired(name: str, part: str) -> str:
+            return self._wire(name, "", lambda: self.control_url) if part == self.control_url else part
+
+        return [(name, [wired(name, part) for part in parts]) for name, parts in super()._commands(configs)]
+
+    def client_url(self, client: str) -> str:
+        """Where a client reaches its broker, through a wire of its own."""
+        broker = self.directory.clients()[client]
+        return self._wire(f"client {client}", broker, lambda: self.urls[broker])
 
     async def stop(self) -> None:
         await super().stop()

@@ -34,6 +34,7 @@ LONGEST_PAUSE_S = 9.0
 SCHEMES = ("mult", "explicit", "single")
 DISK_MIB = 96
 _SWITCH_LIMIT_S = 240.0
+_SWITCH_S = 40.0
 
 
 def fill(file: Path) -> None:
@@ -314,7 +315,14 @@ class Chaos:
         leading = Coordinator(CoordinatorConfig("other", endpoint, plan, replace_plan=True))
         task = asyncio.create_task(leading.run())
         try:
-            await self._until(lambda v: bool(v.epochs) and v.epochs[0].epoch > before)
+            # what is the head already is not installed again
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SWITCH_S):
+                    await self._until(
+                        lambda v: task.done() or (bool(v.epochs) and v.epochs[0].epoch > before)
+                    )
+            if task.done():
+                task.result()
         finally:
             await end_tasks([task])
             await asyncio.gather(*(each.start() for each in children))

@@ -20,6 +20,7 @@ from ramify.overlay.control.rules import OverlayRules
 from ramify.overlay.live.coordinator.adaptation import Replanner
 from ramify.overlay.live.coordinator.collector import Collector, CollectorConfig, read_publishers
 from ramify.overlay.live.coordinator.coordinator import Coordinator, CoordinatorConfig
+from ramify.overlay.live.coordinator.homes import ClientHomes
 from ramify.overlay.live.coordinator.samples import SampleWindow, recent_files
 from ramify.overlay.live.host.heartbeat import beat
 from ramify.overlay.live.host.metrics import CoordinatorMetrics, serve_metrics
@@ -64,6 +65,7 @@ class CoordinatorOptions:
     announce: Path | None
     rules: OverlayRules | None = None
     rules_once: str = ""
+    clients: Path | None = None
 
 
 class SampleDemand:
@@ -170,6 +172,7 @@ async def _run(asked: CoordinatorOptions) -> None:
         replace_once=asked.replace_once,
         rules=asked.rules,
         rules_once=asked.rules_once,
+        homes=ClientHomes(asked.clients),
         matching=None if asked.samples is None else SampleWindow(asked.samples, asked.window_s).matching,
     )
     coordinator = Coordinator(config, replanner)

@@ -126,6 +126,10 @@ def coordinator(
     ] = False,
     replace_once: Annotated[str, typer.Option(hidden=True)] = "",
     scheme: Annotated[str, typer.Option(help="Scheme of the first plan, without --plan.")] = "explicit",
+    clients: Annotated[
+        Path | None,
+        typer.Option(help="clients.json of `ramify keys`: no broker may ask for another's new clients."),
+    ] = None,
     samples: Annotated[Path | None, typer.Option(help="Land samples here, as Parquet files.")] = None,
     replan_every: PeriodOption = 0.0,
     schemes: SchemesOption = _REPLAN_SCHEMES,
@@ -185,6 +189,7 @@ def coordinator(
         announce,
         asked,
         rules_once,
+        clients,
     )
     run_coordinator(settings)
 
@@ -289,6 +294,7 @@ def up(
         first = ["--plan", str(plan.absolute()), "--replace-plan", "--replace-once", wish]
     command = [
         *(sys.executable, "-m", "ramify.cli", "coordinator", *first, "--scheme", scheme or _FIRST_SCHEME),
+        *("--clients", str(files.path / "clients.json")),
         *("--replan-every", str(replan_every), "--schemes", schemes),
         *("--threshold", str(threshold), "--window", str(window), "--least-events", str(least_events)),
         *(() if half_life is None else ("--half-life", half_life)),

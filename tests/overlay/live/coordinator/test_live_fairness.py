@@ -17,6 +17,7 @@ from ramify.overlay.control.records import (
     decode,
     encode,
 )
+from ramify.overlay.live.coordinator.homes import ClientHomes
 from ramify.overlay.live.wire.streams import connect
 from ramify.overlay.live.wire.tasks import end_tasks
 from ramify.planning.schemes.catalog import make_plan
@@ -100,3 +101,27 @@ def test_a_request_that_is_made_again_at_the_next_leader_is_not_done_twice(tmp_p
             assert never.error.code == "unknown"
 
     play(tmp_path, scenario)
+
+
+def test_a_broker_may_not_ask_for_the_new_clients_of_another(tmp_path: Path) -> None:
+    """Else one that was taken over could have a client first, and its own broker is refused."""
+    file = tmp_path / "clients.json"
+    file.write_text(f'{{"newcomer": "{AT}"}}')
+
+    async def scenario(scene: Scene) -> None:
+        scene.coordinate(plan=make_plan("mst", WORLD.problem), homes=ClientHomes(file))
+        async with obeying(scene.server, BROKERS):
+            await scene.term()
+            asked = Request("subscribe", "s", FilterText("x = 1"), wait_s=30.0)
+            other = next(name for name in BROKERS if name != AT)
+            for text in ("{", f'{{"newcomer": "{AT}"}}'):
+                told = await scene.ask(other, "newcomer", asked)
+                assert told.error is not None
+                assert f"attached to broker {AT!r}" in told.error.reason
+                # a damaged file counts as it was before
+                file.write_text(text)
+            assert (await scene.ask(AT, "newcomer", asked)).ok
+            # who is not in the file is of the broker that asks first
+            assert (await scene.ask(other, "stray", asked)).ok
+
+    play(tmp_path / "scene", scenario)

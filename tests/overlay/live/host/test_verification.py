@@ -1,11 +1,12 @@
 """What a look at the status says that events wait for: the checker holds stalls against it."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
 from ramify.overlay.control.records import Status
-from ramify.overlay.live.host.overview import BrokerView, Overview
+from ramify.overlay.live.host.overview import BrokerView, EpochView, Overview
 from ramify.overlay.live.host.verification import tells_of
 
 
@@ -30,6 +31,8 @@ def test_all_is_well_and_nothing_waits() -> None:
         (view(lag_published=3), "3 wait in IN"),
         (view(lag_links={"v1": 2}), "2 wait in v1"),
         (view(lag_clients={"bob": 1}), "1 wait in bob"),
+        (replace(view(), epochs=[EpochView(2, "draining", 1, "p", {"v1": "has 3 left"})]), "v1 has 3 left"),
+        (replace(view(), leader=None), "no coordinator leads"),
         (Overview(None), "no brokers"),
         (Overview(None, brokers=[BrokerView("v0", "lost", None, None)]), "no word"),
     ],

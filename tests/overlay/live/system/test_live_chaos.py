@@ -17,7 +17,7 @@ def test_a_short_storm_breaks_no_promise(scenario: str, tmp_path: Path) -> None:
     seed = random.randrange(1 << 20)
     kinds = tuple(kind for kind in SHORT if scenario == "storm" or "coordinator" not in kind)
     plan = ChaosPlan(
-        seed, scenario, duration_s=6.0, rate_per_s=150.0, kinds=kinds, most_faults=3, brokers=3
+        seed, scenario, duration_s=4.0, rate_per_s=150.0, kinds=kinds, most_faults=2, brokers=3
     )
     found = run_to_end(run_chaos(tmp_path / "m", plan, tmp_path / "history.jsonl"))
     assert found.is_kept, f"seed {seed}\n{found.text()}"

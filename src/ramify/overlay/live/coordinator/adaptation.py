@@ -18,7 +18,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ from ramify.overlay.control.records import encode
 from ramify.overlay.control.registry import UNUSABLE, Book, BrokenRulesError, Matching
 from ramify.overlay.control.replan import CostMeter, EpochCost, PlanDecision, measured_row, takes_back
 from ramify.overlay.control.rules import NO_RULES, OverlayRules
+from ramify.overlay.live.coordinator.homes import ClientHomes
 from ramify.overlay.live.coordinator.leader_store import Stores
 from ramify.overlay.live.wire.tasks import end_tasks
 from ramify.planning.choosing.replan import ReplanJob, ReplanResult, grown, spec_of
@@ -67,6 +68,7 @@ class Settings:
     grace_s: float = 30.0
     matching: Matching | None = None
     rates: RequestRates = DEFAULT_RATES
+    homes: ClientHomes = field(default_factory=ClientHomes)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ from ramify.overlay.control.records import (
 from ramify.overlay.control.registry import Book, BrokenRulesError, Matching, Write
 from ramify.overlay.control.rules import NO_RULES, OverlayRules
 from ramify.overlay.live.coordinator.adaptation import Replanner, Settings
+from ramify.overlay.live.coordinator.homes import ClientHomes
 from ramify.overlay.live.coordinator.leader_store import Stores
 from ramify.overlay.live.coordinator.term import Term
 from ramify.overlay.live.wire.pauses import TROUBLE_PAUSE_S
@@ -86,6 +87,7 @@ class CoordinatorConfig:
     rules_once     names this wish, as `replace_once` does: what was changed since is not undone
     matching       says what newcomers match, where samples are at hand
     rates          the CPU time that one client's requests may take
+    homes          says where clients are attached that have asked for nothing yet
     """
 
     name: str
@@ -105,11 +107,12 @@ class CoordinatorConfig:
     rules_once: str = ""
     matching: Matching | None = None
     rates: RequestRates = DEFAULT_RATES
+    homes: ClientHomes = field(default_factory=ClientHomes)
 
     @property
     def settings(self) -> Settings:
         """What a term needs of it."""
-        return Settings(self.scheme, self.grace_s, self.matching, self.rates)
+        return Settings(self.scheme, self.grace_s, self.matching, self.rates, self.homes)
 
 
 class Coordinator:

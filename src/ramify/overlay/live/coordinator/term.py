@@ -382,7 +382,7 @@ class Term:
         return RequestLimits(
             frozenset(self.book.overlay.index),
             plan.classes.schema,
-            plan.attachments,
+            {**self._newcomers(), **plan.attachments},
             lambda id_: owner[id_] if id_ in owner else self.book.owner.get(id_),
             # half: a suspension makes a record longer
             most_bytes=min(MOST_RECORD_BYTES, self._stores.store.most_value_bytes // 2),
@@ -390,6 +390,11 @@ class Term:
             too_late=self.book.too_late,
             barred=barred,
         )
+
+    def _newcomers(self) -> dict[str, str]:
+        """Where clients are attached that have no record yet: no other broker may ask for them."""
+        records = self.book.records
+        return {name: at for name, at in self._settings.homes().items() if name not in records}
 
     async def _revise(self, touched: Collection[str] | None) -> float:
         """Bring the live plans up to the records. Returns the CPU time that it took.

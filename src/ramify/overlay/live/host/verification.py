@@ -449,6 +449,8 @@ async def _quietly(asked: Awaitable[object]) -> None:
 def tells_of(view: Overview) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What a look says that events wait for, and what it says is lost."""
     tells: list[str] = [] if view.brokers else ["no brokers"]
+    if view.leader is None and not view.matchmaking:
+        tells.append("no coordinator leads")
     for broker in view.brokers:
         if broker.state != "routing":
             tells.append(f"{broker.name}: {broker.state}")
@@ -461,6 +463,9 @@ def tells_of(view: Overview) -> tuple[tuple[str, ...], tuple[str, ...]]:
         tells += [f"{broker.name}: suspended {name} ({why})" for name, why in status.suspended.items()]
         waits = {"IN": status.lag_published, **status.lag_links, **status.lag_clients}
         tells += [f"{broker.name}: {count} wait in {lane}" for lane, count in waits.items() if count]
+    for epoch in view.epochs:
+        late = "; ".join(f"{name} {why}" for name, why in epoch.waiting.items())
+        tells += [f"epoch {epoch.epoch} {epoch.state}: {late}"] if late else []
     alarms = [
         f"{broker.name}: {alarm.what}"
         for broker in view.brokers

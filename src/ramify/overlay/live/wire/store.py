@@ -54,7 +54,7 @@ _MARKER_S = 3600
 _HEADER_BYTES = 4096
 _WRONG_LAST_SEQUENCE, _NO_MESSAGE, _NO_STREAM = 10071, 10037, 10059
 _HEARTBEAT_S = 1.0
-_VANISHED_S = 0.5
+_VANISHED_S = 1.0
 _NOTICE_LIMIT_S = 5.0
 _READS_AT_ONCE = 32
 _WRITE_RETRY_S = 0.1
@@ -402,10 +402,11 @@ class Store:
         state = told.get("state")
         return str(told.get("created")), int(state["last_seq"]) if isinstance(state, dict) else 0
 
-    async def _subjects(self, prefix: str) -> set[str]:
-        """The keys that are a prefix or below it, with those of which only a mark is left."""
+    async def _subjects(self, prefix: str, *, itself: bool = True) -> set[str]:
+        """The keys that are a prefix (`itself`) or below it, with those of which only a mark is left."""
         found: set[str] = set()
-        for filter_ in (f"{_SUBJECT}.{prefix}", f"{_SUBJECT}.{prefix}.>"):
+        filters = [f"{_SUBJECT}.{prefix}"] if itself else []
+        for filter_ in (*filters, f"{_SUBJECT}.{prefix}.>"):
             offset = 0
             while True:
                 body = json.dumps({"subjects_filter": filter_, "offset": offset}).encode()
@@ -596,7 +597,9 @@ class _Watch:
                 now_s = time.monotonic()
                 if self._expiring and not initial and now_s - looked_s >= _VANISHED_S:
                     looked_s = now_s
-                    for gone_key in sorted(self._expiring - await self._store._subjects(self._prefix)):
+                    itself = self._prefix in self._expiring
+                    there = await self._store._subjects(self._prefix, itself=itself)
+                    for gone_key in sorted(self._expiring - there):
                         yield KeyChange(gone_key, None, self._known.get(gone_key, 0))
                 if message is None:
                     if now_s - heard_s >= 4 * _HEARTBEAT_S:
