@@ -30,6 +30,8 @@ __all__ = ["SimulatedServer"]
 
 MAX_PAYLOAD = 8 << 20
 _PAGE = 256
+_LOST_TO_FULL_DISK = 0.7
+"""Of what is written while a disk is full: what is small enough still finds a place."""
 _SUBJECTS_PAGE = 100_000
 _RENAMED = (
     ("ramify.info.", "$JS.API.CONSUMER.INFO.OUT."),
@@ -132,6 +134,10 @@ class SimulatedServer:
     def pause(self) -> None:
         """As SIGSTOP: connections stay, nothing is answered."""
         self._paused = True
+
+    @property
+    def is_paused(self) -> bool:
+        return self._paused
 
     def resume(self) -> None:
         self._paused = False
@@ -285,8 +291,8 @@ class SimulatedServer:
 
     def _store(self, stream: Stream, subject: str, reply: str, head: bytes, data: bytes) -> None:
         now = self.loop.time()
-        if self.is_full:
-            return  # a publish to a full disk is not answered
+        if self.is_full and self.rng.random() < _LOST_TO_FULL_DISK:
+            return  # it is not answered
         before = stream.last_seq
         try:
             told = stream.store(subject, head, data, now)

@@ -458,7 +458,9 @@ class _World:
         for name in self.scenario.brokers:
             process = self.processes.get(f"router:{name}", "")
             state = self.states.get(name)
-            if process in self.loop.stopped or state is None or not self.servers[name].is_up:
+            server = self.servers[name]
+            if process in self.loop.stopped or state is None or not server.is_up or server.is_paused:
+                # who supervises them says so: its probe of the server fails, or its look at the process
                 tells.append(f"{name} does not answer")
                 continue
             broker = state.broker if isinstance(state, ControlledBroker) else state

@@ -135,8 +135,10 @@ class Broker:
         self.clients: set[str] = set(config.clients)
         self.keeper = Keeper(config.sizes)
         self.ready = asyncio.Event()
-        # what went wrong last, and what was lost
+        # what went wrong last; and what its server does not answer, as long as that is so
         self.trouble = ""
+        self._silence = ""
+        # what was lost
         self.alarms = Alarms(config.name)
         self._gate = gate
         self._on_commit = on_commit
@@ -286,7 +288,7 @@ class Broker:
             entered=dict(c.entered),
             lag_published=published,
             lag_links=links,
-            trouble=self.trouble,
+            trouble=self._silence or self.trouble,
             alarms=self.alarms.shown,
             alarms_told=self.alarms.count,
         )
@@ -380,6 +382,8 @@ class Broker:
         def told(why: str) -> None:
             what = "its server" if name == CLIENTS else f"the server of {name}"
             _log.warning("broker %s cannot reach %s: %s", self.config.name, what, why)
+            if name == CLIENTS:
+                self._silence = f"the broker cannot reach its server: {why}"
 
         failed = sparing(told, REPEAT_LOG_S)
         while True:
@@ -790,7 +794,10 @@ class Broker:
             try:
                 await self.alarms.save(self.connection)
                 await self.purge()
+                self._silence = ""
             except (LiveError, nats.errors.Error, TimeoutError, OSError) as error:
+                # a server that hangs, or cannot be reached, says nothing by itself: nothing waits, it seems
+                self._silence = f"the broker's server does not answer: {error}"
                 await self._make_anew(error)
             if self._size.settle():
                 await asyncio.to_thread(give_back)

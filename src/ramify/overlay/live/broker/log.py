@@ -24,7 +24,7 @@ cut, a disk that was rolled back, a stream that was made anew) may have shown th
 a router that starts, or whose server was away, gives new messages numbers above a new *base*, which is
 higher than any number that there can have been: by count, and by the clock, which alone is left when all
 else is gone. The first message of a lane above the base says in J what is before it. A reader that has
-more than that knows that the lane lost its end; one that has less, that something is missing. See ADR 17.
+more than that knows that the lane lost its end; one that has less, that something is missing. See ADR 18.
 
 Cost: one round trip for one output; one more, about 5 ms, for an atomic batch of several.
 """
