@@ -15,6 +15,8 @@ The last line is one JSON object; the exit code is 1 when a limit is broken.
     events_per_s, relay_events_per_s   200-byte events in frames of 100, from the first publish to the last
                                        delivery: the median of five runs of each, in turn
     ratio                              the median of the five ratios
+    sync_always_ratio                  events a second where servers sync every write to the disk, over
+                                       those where they do not: the median of pairs of shorter runs
     added_ms_p50, added_ms_p99         such frames at a moderate rate, publish to delivery: what the brokers
                                        take longer than the relay, per link crossed (two)
     flood_bytes_over_ours              bytes over the two links when every event goes everywhere and clients
@@ -72,6 +74,7 @@ LIMITS = {  # key -> the limit, and whether it is the most (or else the least) t
     "broker_mb_100k": (400, True),
 }
 RUNS = 5
+SYNC_RUNS = 3
 EVENT_BYTES = 200
 FRAME_EVENTS = 100
 IN_FLIGHT = 512
@@ -111,6 +114,7 @@ def main() -> None:
 
 async def live_figures(directory: Path, quick: bool) -> dict[str, Any]:
     found = await throughput(directory, frames=1000 if quick else 6000)
+    found |= await syncing(directory, frames=150 if quick else 1000)
     found |= await latency(directory, frames=250 if quick else 2000)
     return found | await flood(directory, events=20_000 if quick else 100_000)
 
@@ -165,8 +169,9 @@ def single_plan(classes: Classes, batches: Sequence[pa.RecordBatch], clients: Ma
 class Servers:
     """The servers of the chain, empty at first, each with the streams and lanes of its broker."""
 
-    def __init__(self, directory: Path, clients: Mapping[str, str]) -> None:
-        self.site = BrokerSite(CHAIN, directory / uuid.uuid4().hex[:8], clients, SIZES)
+    def __init__(self, directory: Path, clients: Mapping[str, str], sync_always: bool = False) -> None:
+        place = directory / uuid.uuid4().hex[:8]
+        self.site = BrokerSite(CHAIN, place, clients, SIZES, sync_always=sync_always)
         self.servers: dict[str, Server] = {name: self.site.server(name) for name in CHAIN.brokers}
         self.tasks: list[asyncio.Task[None]] = []
         self.connections: list[Nats] = []
@@ -216,8 +221,10 @@ class Servers:
 
 
 @asynccontextmanager
-async def servers(directory: Path, clients: Mapping[str, str]) -> AsyncIterator[Servers]:
-    made = Servers(directory, clients)
+async def servers(
+    directory: Path, clients: Mapping[str, str], sync_always: bool = False
+) -> AsyncIterator[Servers]:
+    made = Servers(directory, clients, sync_always)
     try:
         await made.start()
         yield made
@@ -410,15 +417,7 @@ async def throughput(directory: Path, frames: int) -> dict[str, Any]:
     for run in range(RUNS):
         # who goes first takes turns
         for side in ("ours", "relay") if run % 2 == 0 else ("relay", "ours"):
-            async with servers(directory, ENDS) as on:
-                source, reader = await start_side(on, side, routing)
-                warm = encoded[:50]
-                await publish(source, "source", warm)
-                await reader.until(len(warm) * FRAME_EVENTS, on)
-                wanted = reader.events + len(encoded) * FRAME_EVENTS
-                begin = time.perf_counter()
-                await asyncio.gather(publish(source, "source", encoded), reader.until(wanted, on))
-                rates[side].append(len(encoded) * FRAME_EVENTS / (reader.at - begin))
+            rates[side].append(await rate_of(directory, side, routing, encoded))
         ours, relay = rates["ours"][-1], rates["relay"][-1]
         say(f"run {run + 1}: {ours:,.0f} events/s, relay {relay:,.0f}: {ours / relay:.2f}")
     ratios = [ours / relay for ours, relay in zip(rates["ours"], rates["relay"], strict=True)]
@@ -428,6 +427,33 @@ async def throughput(directory: Path, frames: int) -> dict[str, Any]:
         "ratio": round(statistics.median(ratios), 3),
         "ratios": [round(ratio, 3) for ratio in ratios],
     }
+
+
+async def rate_of(
+    directory: Path, side: str, routing: RoutingPlan, encoded: Sequence[bytes], sync_always: bool = False
+) -> float:
+    """Events a second, on empty servers."""
+    async with servers(directory, ENDS, sync_always) as on:
+        source, reader = await start_side(on, side, routing)
+        warm = encoded[:50]
+        await publish(source, "source", warm)
+        await reader.until(len(warm) * FRAME_EVENTS, on)
+        wanted = reader.events + len(encoded) * FRAME_EVENTS
+        begin = time.perf_counter()
+        await asyncio.gather(publish(source, "source", encoded), reader.until(wanted, on))
+        return len(encoded) * FRAME_EVENTS / (reader.at - begin)
+
+
+async def syncing(directory: Path, frames: int) -> dict[str, Any]:
+    """The brokers on servers that sync every write, and on servers that do not, in turn."""
+    routing = RoutingPlan(chain_plan())
+    encoded = frames_of(plain_events(frames * FRAME_EVENTS, 3))
+    ratios = []
+    for _ in range(SYNC_RUNS):
+        always, interval = [await rate_of(directory, "ours", routing, encoded, on) for on in (True, False)]
+        say(f"synced always {always:,.0f} events/s, else {interval:,.0f}: {always / interval:.2f}")
+        ratios.append(always / interval)
+    return {"sync_always_ratio": round(statistics.median(ratios), 3)}
 
 
 async def latency(directory: Path, frames: int) -> dict[str, Any]:

@@ -123,7 +123,7 @@ PROMISES = [
         [
             "overlay/live/client/test_live_clients.py:test_a_server_that_comes_back_with_less_is_noticed_by_a_reader",
             "overlay/live/broker/test_live_broker.py:"
-            "test_a_lane_that_began_anew_is_told_and_read_from_where_it_begins",
+            "test_a_lane_that_jumps_from_before_our_position_lost_its_end",
         ],
     ),
     Promise(

@@ -73,11 +73,14 @@ async def read(connection: Nats, client: str, position: int | None, until: str) 
             if "Status" in headers:  # the pull request has ended
                 break
             number = int(headers["L"])
+            before = int(headers.get("J", number - 1))  # numbers jump when a router starts
             if headers.get("X"):
                 print(f"suspended: {headers['X']}; resuming", file=sys.stderr)
                 await control(connection, client, op="resume")
                 position = number
-            elif position is not None and number > position + 1 and "X" not in headers:
+            elif position is not None and before < position < number:
+                print(f"lost: the lane ended with {before}, {position} was read", file=sys.stderr)
+            elif position is not None and before > position and "X" not in headers:
                 await request(connection, f"$JS.API.CONSUMER.RESET.OUT.{consumer}", b"")  # a gap: once more
                 break
             found = False

@@ -74,7 +74,8 @@ _HOME = {
         "ramify.overlay.live.client.errors",
     ),
     **dict.fromkeys(
-        ("OutcomeUnknownError", "LostPositionError", "SuspendedError"), "ramify.overlay.live.client.lane"
+        ("OutcomeUnknownError", "LostDeliveriesError", "LostPositionError", "SuspendedError"),
+        "ramify.overlay.live.client.lane",
     ),
 }
 

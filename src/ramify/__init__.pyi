@@ -27,6 +27,7 @@ from ramify.overlay.live.client.errors import RefusedError as RefusedError
 from ramify.overlay.live.client.errors import RefusedFilterError as RefusedFilterError
 from ramify.overlay.live.client.errors import UnavailableError as UnavailableError
 from ramify.overlay.live.client.errors import UnknownSubscriptionError as UnknownSubscriptionError
+from ramify.overlay.live.client.lane import LostDeliveriesError as LostDeliveriesError
 from ramify.overlay.live.client.lane import LostPositionError as LostPositionError
 from ramify.overlay.live.client.lane import OutcomeUnknownError as OutcomeUnknownError
 from ramify.overlay.live.client.lane import SuspendedError as SuspendedError

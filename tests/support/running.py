@@ -15,7 +15,7 @@ from ramify.network.graphs.overlay import Link, Overlay
 from ramify.overlay.control.steps import Node
 from ramify.overlay.live.broker.broker import Broker
 from ramify.overlay.live.broker.log import OutLog
-from ramify.overlay.live.client.lane import LaneClient
+from ramify.overlay.live.client.lane import LaneClient, LaneReader, LostDeliveriesError
 from ramify.overlay.live.host.server import Server
 from ramify.overlay.live.host.site import BrokerSite
 from ramify.overlay.live.wire.security import ClientRole, RouterRole
@@ -83,8 +83,11 @@ class Running:
         self.nodes = {name: Node(name) for name in overlay.brokers}
         self.brokers: dict[str, Broker] = {}
         self.delivered: Counter[tuple[str, str]] = Counter()
+        # what readers were told to be gone
+        self.losses: list[LostDeliveriesError] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._clients: dict[str, LaneClient] = {}
+        self._read_to: dict[str, int] = {}
 
     async def start(self, plan: Plan, readers: list[str]) -> None:
         await asyncio.gather(*(server.start() for server in self.servers.values()))
@@ -120,11 +123,21 @@ class Running:
         return self._clients[name]
 
     async def _read(self, name: str) -> None:
-        client = await self.client(name)
-        async for delivered in client.deliveries():
-            for row, event in enumerate(delivered.events.column("id").to_pylist()):
-                for subscription in delivered.subscriptions_of(row):
-                    self.delivered[event, subscription] += 1
+        reader = LaneReader(await self.client(name), self._read_to.get(name))
+        try:
+            while True:
+                try:
+                    delivered = await reader.take()
+                except LostDeliveriesError as error:
+                    self.losses.append(error)
+                    continue
+                for row, event in enumerate(delivered.events.column("id").to_pylist()):
+                    for subscription in delivered.subscriptions_of(row):
+                        self.delivered[event, subscription] += 1
+                self._read_to[name] = delivered.number
+                await reader.acknowledge(delivered.number)
+        finally:
+            await reader.stop()
 
     async def publish(self, world: World, suffix: str = "", size: int = 20) -> None:
         """Publish a world's events from their publishers, in batches of up to `size`."""

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -63,6 +63,13 @@ LeastOption = Annotated[
 ]
 SampleOption = Annotated[
     float, typer.Option(help="Share of published events that is sampled.", min=0, max=1)
+]
+SyncOption = Annotated[
+    Literal["interval", "always"],
+    typer.Option(
+        help="When servers sync to the disk what they acknowledge: within two minutes, or before. What is "
+        "not synced is lost with the power."
+    ),
 ]
 RulesOption = Annotated[
     Path | None,
@@ -219,6 +226,7 @@ def up(
     coordinators: Annotated[
         int, typer.Option(help="How many coordinators: one leads, the others stand by.", min=1, max=9)
     ] = 1,
+    sync: SyncOption = "interval",
     broker_lease: Annotated[
         int,
         typer.Option(
@@ -265,7 +273,9 @@ def up(
         asked = _attached(client or [], graph)
         files.create(graph)
         files.add_clients(asked)
-        matched = MachineConfig(graph, files, (), processes, matchmaking=matchmaking)
+        matched = MachineConfig(
+            *(graph, files, (), processes), matchmaking=matchmaking, sync_always=sync == "always"
+        )
         run_to_end(_up(Machine(matched), None))
         return
     made = None if plan is None else read_plan(plan)
@@ -301,6 +311,7 @@ def up(
         sample_probability=sample,
         lease_s=broker_lease,
         standbys=[[*command, str(place)] for place in places[1:]],
+        sync_always=sync == "always",
     )
     run_to_end(_up(Machine(config), _UpRequest(plan, wish, scheme)))
 

@@ -21,7 +21,7 @@ _LEGEND = (
     "links, MB of payload; handed: to subscriptions; bad: rejected; again: redelivered\n"
     "and dropped; lag: waiting messages"
 )
-_STYLES = {"routing": "", "catching up": "yellow", "lost": "red"}
+_STYLES = {"routing": "", "starting": "yellow", "catching up": "yellow"}
 _SHORTEST = 9
 _WAITING_SHOWN = 3
 
@@ -61,11 +61,15 @@ def _first_line(view: Overview) -> str:
 def _remarks(broker: BrokerView) -> list[str]:
     """What a broker says of itself beside its figures, also while it routes."""
     status = broker.status
+    found = [f"{broker.state}: {broker.why}"] if broker.why else []
     if status is None:
-        return []
-    found = [f"suspended {name} ({why})" for name, why in status.suspended.items()]
+        return found
+    found += [f"suspended {name} ({why})" for name, why in status.suspended.items()]
     if status.trouble:
         found.append(f"trouble: {status.trouble}")
+    for alarm in status.alarms:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(alarm.at))
+        found.append(f"lost, {when}: {alarm.what}")
     if status.recoveries:
         times = "once" if status.recoveries == 1 else f"{status.recoveries:,} times"
         found.append(f"started over from its log {times}")
@@ -106,7 +110,7 @@ def _rule_names(record: dict[str, Any]) -> list[str]:
 def table(view: Overview, width: int | None) -> Text:
     """A row per broker and their sums, within `width` characters where shorter names can do that."""
     rows = [_COLUMNS, *(_row(broker) for broker in view.brokers), _sums(view.brokers)]
-    styles = ["bold underline", *(_STYLES.get(broker.state, "") for broker in view.brokers), "bold"]
+    styles = ["bold underline", *(_STYLES.get(broker.state, "red") for broker in view.brokers), "bold"]
     widths = [max(len(row[k]) for row in rows) for k in range(len(_COLUMNS))]
     gap = "  "
     if width is not None:

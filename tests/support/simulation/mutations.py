@@ -126,7 +126,13 @@ MUTATIONS = (
     ),
     Mutation(
         "a lane is forgotten before its reader has it",
-        lambda: [rewritten(Keeper, "purge_lanes", ("if floor >", "floor = log.last\nif floor >"))],
+        lambda: [
+            rewritten(
+                Keeper,
+                "purge_lanes",
+                ("if now - since < wait_s:", "had = floor = log.last\nif False:"),
+            )
+        ],
     ),
     Mutation(
         "a publish that is tried again has a new id",

@@ -58,8 +58,14 @@ class _Session:
     is_open: bool = True
 
 
+def _nanos(at: float) -> int:
+    """The one time that a server knows of a message, in every form that it is told in."""
+    return int((WALL_S + at) * 1e9)
+
+
 def _stamp(at: float) -> str:
-    return datetime.fromtimestamp(WALL_S + at, UTC).isoformat().replace("+00:00", "Z")
+    seconds, nanos = divmod(_nanos(at), 10**9)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{nanos:09}Z"
 
 
 class SimulatedServer:
@@ -373,7 +379,7 @@ class SimulatedServer:
                 consumer.waiting.rotate(-1)  # requests are served in turn
 
     def _place_of(self, consumer: Consumer, message: Message, number: int, count: int) -> str:
-        stamp = int((WALL_S + message.time) * 1e9)
+        stamp = _nanos(message.time)
         place = f"{count}.{message.seq}.{number}.{stamp}.{consumer.unsent}"
         return f"$JS.ACK.{consumer.stream.name}.{consumer.name}.{place}"
 
@@ -530,7 +536,7 @@ class SimulatedServer:
                 return {"total": len(consumers), "offset": at, "limit": _PAGE, "consumers": some or None}
             case ["CONSUMER", "RESET", stream_name, name]:
                 consumer = self._consumer(stream_name, name)
-                consumer.reset()
+                consumer.reset(body.get("seq"))
                 self._serve(consumer)
                 return {**consumer.info(now, _stamp), "reset_seq": consumer.floor.stream + 1}
             case ["CONSUMER", "DELETE", stream_name, name]:

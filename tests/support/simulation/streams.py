@@ -454,8 +454,10 @@ class Consumer:
         left = [at for seq, (_, at, _) in self.pending.items() if seq not in self.again]
         return min(left) + wait if left else None
 
-    def reset(self) -> None:
-        """Go on behind what was acknowledged."""
+    def reset(self, seq: int | None = None) -> None:
+        """Go on behind what was acknowledged, or with a sequence."""
+        if seq is not None:
+            self.floor = _Floor(seq - 1, 0)
         self.pending.clear()
         self.again.clear()
         self.counts.clear()

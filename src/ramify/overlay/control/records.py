@@ -53,6 +53,7 @@ __all__ = [
     "Lane",
     "LinkCount",
     "LiveEpoch",
+    "LossAlarm",
     "Move",
     "Refusal",
     "Request",
@@ -299,6 +300,14 @@ class LinkCount(msgspec.Struct, frozen=True, array_like=True):
     wire_bytes: int
 
 
+class LossAlarm(msgspec.Struct, frozen=True):
+    """What a broker has lost, and where; `at` is in seconds since 1970."""
+
+    at: float
+    about: str
+    what: str
+
+
 class Status(msgspec.Struct, frozen=True, omit_defaults=True):
     """A broker's counters since `started` (seconds since 1970); they start over with a new session."""
 
@@ -331,6 +340,13 @@ class Status(msgspec.Struct, frozen=True, omit_defaults=True):
     lag_clients: dict[str, int] = {}
     suspended: dict[str, str] = {}
     trouble: str = ""
+    # how it fares (`health`), why, and for how long something has waited without a commit
+    health: str = ""
+    why: str = ""
+    waiting_s: float = 0.0
+    # what was lost of late, and how many alarms there were since `started`
+    alarms: list[LossAlarm] = []
+    alarms_told: int = 0
     # where matches are made: clients here, descriptors stored and data channels through here
     clients: int = 0
     descriptors: int = 0

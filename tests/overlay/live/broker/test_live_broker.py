@@ -2,22 +2,28 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from ramify.overlay.live.broker import inputs as inputs_module
-from ramify.overlay.live.broker.inputs import CLIENTS, Input, Inputs, reached
+from ramify.overlay.live.broker.inputs import CLIENTS, Input, Inputs, reached, rows_of
 from ramify.overlay.live.wire.pull import PulledMessage
 from ramify.overlay.live.wire.tasks import run_to_end
 
 
 class Buffer:
-    """A puller without a server. Sequences are ten times the numbers, unless said."""
+    """A puller without a server. What it has is all that the server has: orders follow each other. `jumps`:
+    number -> what its message says is before it."""
 
-    def __init__(self, *numbers: int, sequence: int = 0) -> None:
+    def __init__(self, *numbers: int, jumps: Mapping[int, int] | None = None) -> None:
+        before = {n: {"J": str(j)} for n, j in (jumps or {}).items()}
         self.buffer = deque(
-            PulledMessage(sequence or n, "ramify.publish.a", {"L": str(n)}, bytes(4), "") for n in numbers
+            PulledMessage(
+                *(n, "ramify.publish.a", {"L": str(n), **before.get(n, {})}, bytes(4), ""), order=order
+            )
+            for order, n in enumerate(numbers, 1)
         )
         self.all_wanted = False
 
@@ -31,8 +37,16 @@ class Buffer:
         self.all_wanted = on
 
 
-def inputs_with(positions: dict[str, int], **buffers: Buffer) -> Inputs:
-    made = Inputs(asyncio.Event())
+class Recording(Inputs):
+    """`losses`: what was told to be lost."""
+
+    def __init__(self, arrived: asyncio.Event) -> None:
+        self.losses: list[str] = []
+        super().__init__(arrived, lambda name, what: self.losses.append(what))
+
+
+def inputs_with(positions: dict[str, int], **buffers: Buffer) -> Recording:
+    made = Recording(asyncio.Event())
     for name, buffer in buffers.items():
         source = Input(CLIENTS if name == "clients" else name, buffer, None)  # type: ignore[arg-type]
         source.go_to(positions)
@@ -99,15 +113,24 @@ def test_a_message_that_is_routed_in_part_comes_again_alone(name: str, key: str)
     made = inputs_with(at, **{name: Buffer(5, 6), "v2": Buffer(1)})
     found = gathered(made, at, None, 1)
     at = reached(at, found, 3)
-    assert at == {key: 4, f"{key}/rows": 3}
+    assert at == {key: 4, f"{key}/rows": 3, f"{key}/of": 5}
     made.commit(found, 3)
     found = gathered(made, at, None, 9)
     assert [each.number for each in found] == [5]
     at = reached(at, found, None)
     made.commit(found, None)
     assert at[key] == 5
-    assert f"{key}/rows" not in at
+    assert not {f"{key}/rows", f"{key}/of"} & at.keys()
     assert sorted(each.number for each in gathered(made, at, None, 9)) == [1, 6]
+
+
+def test_a_message_behind_a_jump_that_is_routed_in_part_comes_again() -> None:
+    made = inputs_with({}, v1=Buffer(100, 101, jumps={100: 0}))
+    found = gathered(made, {}, None, 1)
+    at = reached({}, found, 3)
+    made.commit(found, 3)
+    (again,) = gathered(made, at, None, 9)
+    assert (again.number, rows_of(at, again)) == (100, 3)
 
 
 def test_a_neighbour_that_is_gone_holds_nobody_up_with_a_message_in_part() -> None:
@@ -117,19 +140,71 @@ def test_a_neighbour_that_is_gone_holds_nobody_up_with_a_message_in_part() -> No
 
 
 def test_a_begun_step_in_the_middle_of_a_message_is_taken_again() -> None:
-    at = {CLIENTS: 4, f"{CLIENTS}/rows": 2}
+    at = {CLIENTS: 4, f"{CLIENTS}/rows": 2, f"{CLIENTS}/of": 5}
     made = inputs_with(at, clients=Buffer(5, 6))
-    assert taken(made, at, {CLIENTS: 4, f"{CLIENTS}/rows": 9}) == ([5], [])
+    assert taken(made, at, {CLIENTS: 4, f"{CLIENTS}/rows": 9, f"{CLIENTS}/of": 5}) == ([5], [])
 
 
-def test_a_lane_that_began_anew_is_told_and_read_from_where_it_begins() -> None:
-    """Its numbers are behind ours, but its sequences ahead: it is not what came before."""
+def test_a_message_in_part_that_a_begun_step_did_not_take_is_not_taken_with_it() -> None:
+    part = {"v1/rows": 2, "v1/of": 1}
+    made = inputs_with(part, clients=Buffer(1, 2), v1=Buffer(1))
+    assert taken(made, part, {CLIENTS: 2, **part}) == ([1, 2], [])
+
+
+def test_what_was_routed_of_a_message_counts_for_that_message_alone() -> None:
+    at = {"v1": 4, "v1/rows": 2, "v1/of": 5}
+    (one,) = gathered(inputs_with(at, v1=Buffer(100, jumps={100: 4})), at, None, 9)
+    assert rows_of(at, one) is None
+    (one,) = gathered(inputs_with(at, v1=Buffer(5)), at, None, 9)
+    assert rows_of(at, one) == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [(9, ""), (6, "nothing behind number 6, and 7 to 9"), (0, "nothing behind number 0")],
+)
+def test_a_lane_that_jumps_from_before_our_position_lost_its_end(before: int, said: str) -> None:
     at = {"v1": 9, "v1/at": 90}
-    old = inputs_with(at, v1=Buffer(1, 2, sequence=20))
-    assert taken(old, at) == ([], [])
-    assert not old.restarted
-    new = inputs_with(at, v1=Buffer(1, 2, sequence=95))
-    found = gathered(new, at, None, 9)
-    assert [each.number for each in found] == [1, 2]
-    assert "began anew" in new.restarted["v1"]
-    assert reached(at, found, None) == {"v1": 2, "v1/at": 95}
+    made = inputs_with(at, v1=Buffer(8, 9, 100, 101, jumps={100: before}))
+    found = gathered(made, at, None, 9)
+    assert [each.number for each in found] == [100, 101]
+    assert reached(at, found, None)["v1"] == 101
+    assert [said in loss for loss in made.losses] == [True] * bool(said)
+
+
+def test_a_lane_that_jumps_from_behind_our_position_lacks_something() -> None:
+    at = {"v1": 9}
+    made = inputs_with(at, v1=Buffer(100, jumps={100: 12}))
+    assert taken(made, at) == ([], [])
+    assert not made.losses
+
+
+@pytest.mark.parametrize("begun", [None, {CLIENTS: 8}])
+def test_a_hole_that_stays_is_told_with_its_range_and_the_input_goes_on(
+    monkeypatch: pytest.MonkeyPatch, begun: dict[str, int] | None
+) -> None:
+    monkeypatch.setattr(inputs_module, "LANE_GAP_S", 0.001)
+
+    async def scenario() -> None:
+        at = {CLIENTS: 4}
+        made = inputs_with(at, clients=Buffer())
+        source = made[CLIENTS]
+        for _ in range(inputs_module._HOLE_RESETS):
+            source.puller = Buffer(8, 9)  # type: ignore[assignment]
+            source.order = 0
+            assert made.gather(at, begun, 9) == []
+            source.stale = False
+            async with asyncio.timeout(60):
+                while not source.stale:
+                    await asyncio.sleep(0.001)
+            assert not made.losses
+        # one from before the reset, out of order: it proves nothing
+        stale = Buffer(0, 0, 20)
+        stale.buffer.extend(Buffer(8, 9).buffer)
+        stale.buffer.popleft(), stale.buffer.popleft()
+        source.puller, source.order = stale, 0  # type: ignore[assignment]
+        found = made.gather(at, begun, 9)
+        assert "numbers 5 to 7 are gone" in made.losses[0]
+        assert [each.number for each in found] == ([8, 9] if begun is None else [])
+
+    run_to_end(scenario())

@@ -15,11 +15,13 @@ from ramify.errors import LiveError
 from ramify.network.graphs.overlay import Link, Overlay
 from ramify.overlay.control import steps as steps_module
 from ramify.overlay.control.frames import decode_entries
+from ramify.overlay.control.names import OUT
 from ramify.overlay.control.output import Output
 from ramify.overlay.control.steps import Node
 from ramify.overlay.live.broker import log as log_module
-from ramify.overlay.live.broker.inputs import CLIENTS, ROWS_POSITION
+from ramify.overlay.live.broker.inputs import CLIENTS, OF_POSITION, ROWS_POSITION
 from ramify.overlay.live.broker.log import OutLog, WriteRefusedError
+from ramify.overlay.live.wire.streams import api
 from ramify.overlay.live.wire.tasks import run_to_end
 from ramify.planning.schemes.catalog import make_plan
 from running import crossings, running, seeded_world
@@ -189,6 +191,7 @@ def test_what_a_neighbour_gets_is_decided_once(tmp_path: Path, monkeypatch: pyte
     """A step that a crash cut, finished by a plan that was revised meanwhile, sends nothing more."""
     monkeypatch.setattr(log_module, "MOST_MESSAGES", 2)
     made = [Output(f"out.deliver.{name}", b"") for name in "xyz"] + [Output("out.link.a", b"")]
+    reached = {CLIENTS: 3, CLIENTS + ROWS_POSITION: 7, CLIENTS + OF_POSITION: 4}
 
     async def what(connection: Nats) -> None:
         log = OutLog(connection)
@@ -201,16 +204,15 @@ def test_what_a_neighbour_gets_is_decided_once(tmp_path: Path, monkeypatch: pyte
 
         monkeypatch.setattr(log, "_write", dying)
         with pytest.raises(LiveError, match="died"):
-            await log.commit(made, {CLIENTS: 3, CLIENTS + ROWS_POSITION: 7}, epoch=1)
+            await log.commit(made, reached, epoch=1)
         after = OutLog(connection)
         recovered = await after.load()
-        assert dict(recovered.begun or {}) == {CLIENTS: 3, CLIENTS + ROWS_POSITION: 7}
+        assert dict(recovered.begun or {}) == reached
         await after.claim()
         await after.load()
-        await after.commit(
-            [*made, Output("out.link.b", b"")], {CLIENTS: 3, CLIENTS + ROWS_POSITION: 7}, epoch=1
-        )
-        lanes = ["link.a", "link.b", "deliver.x", "deliver.y", "deliver.z"]
-        assert [await after.number(f"out.{lane}") for lane in lanes] == [1, 0, 1, 1, 1]
+        await after.commit([*made, Output("out.link.b", b"")], reached, epoch=1)
+        told = await api(connection, f"STREAM.INFO.{OUT}", {"subjects_filter": "out.*.*"})
+        lanes = ("link.a", "deliver.x", "deliver.y", "deliver.z")
+        assert told["state"]["subjects"] == {f"out.{lane}": 1 for lane in lanes}
 
     with_server(tmp_path, what)

@@ -29,13 +29,15 @@ from nats.aio.client import Client as Nats
 
 from ramify.errors import LiveError
 from ramify.overlay.control.counters import Counters
+from ramify.overlay.control.health import HealthFigures
 from ramify.overlay.control.intake import RAW_BYTES, Limits, RejectedMessage
 from ramify.overlay.control.names import DELIVER, IN, LINK, OUT, name_of, token
 from ramify.overlay.control.output import MOST_MESSAGES, Output
 from ramify.overlay.control.records import LinkCount, Status
 from ramify.overlay.control.rejects import entries
 from ramify.overlay.control.steps import Stepper, StepResult
-from ramify.overlay.live.broker.inputs import CLIENTS, ROWS_POSITION, Input, Inputs, StepInput, reached
+from ramify.overlay.live.broker.alarms import Alarms
+from ramify.overlay.live.broker.inputs import CLIENTS, Input, Inputs, StepInput, reached, rows_of
 from ramify.overlay.live.broker.log import (
     LogEnd,
     LogEntry,
@@ -45,12 +47,14 @@ from ramify.overlay.live.broker.log import (
     WriteRefusedError,
 )
 from ramify.overlay.live.broker.memory import StepSize, give_back
-from ramify.overlay.live.broker.retention import Keeper
+from ramify.overlay.live.broker.published import look_at_published
+from ramify.overlay.live.broker.retention import UNSYNCED_S, Keeper
 from ramify.overlay.live.wire.pauses import REPEAT_LOG_S
 from ramify.overlay.live.wire.pull import Puller
 from ramify.overlay.live.wire.security import INFO
 from ramify.overlay.live.wire.streams import (
     DUPLICATE_WINDOW_S,
+    ApiError,
     Endpoint,
     Sizes,
     connect,
@@ -73,6 +77,9 @@ _MOST_STATE_BYTES = 16 << 20
 _FULL_WAIT_S = 0.5
 _RESET_AGAIN_S = 0.5
 _STEP_IDLE_S = 0.005
+_GONE_CODES = frozenset({10059, 10014})
+"""There is no such stream, or consumer: somebody deleted it."""
+
 _READ_BESIDE_BYTES = 128 << 10
 """Messages of clients are read in a thread from so many bytes on: to hand them over takes a millisecond."""
 
@@ -131,12 +138,14 @@ class Broker:
         # what went wrong last; and what its server does not answer, as long as that is so
         self.trouble = ""
         self._silence = ""
+        # what was lost
+        self.alarms = Alarms(config.name)
         self._gate = gate
         self._on_commit = on_commit
         self._arrived = asyncio.Event()
         self._between = asyncio.Lock()
         self._posts: deque[_Post] = deque()
-        self._inputs = Inputs(self._arrived)
+        self._inputs = Inputs(self._arrived, self._lost)
         self._own: Nats | None = None
         self._log: OutLog | None = None
         self._begun: Mapping[str, int] | None = None
@@ -152,6 +161,9 @@ class Broker:
         self._unsure: tuple[StepResult, Mapping[str, int]] | None = None
         # since when the log has taken no write although one was tried; 0 when the last one was taken
         self._stuck_since = 0.0
+        # since when it has had no room, likewise; and when something was last committed, or nothing waited
+        self._full_since = 0.0
+        self._moved_at = time.monotonic()
         # faults in a row, what was last said of one, and messages for a step that a server refused
         self._faults, self._said = 0, ""
         self._narrow: int | None = None
@@ -227,6 +239,32 @@ class Broker:
         no room, or none may be tried now."""
         return time.monotonic() - self._stuck_since if self._stuck_since and self._gate() else 0.0
 
+    def figures(self) -> HealthFigures:
+        """How this broker fares, by what it can see."""
+        now = time.monotonic()
+        published, links = self.lags()
+        waiting = {name: lag for name, lag in {CLIENTS: published, **links}.items() if lag}
+        if not waiting:
+            self._moved_at = now
+        readers = self.keeper.readers.items()
+        return HealthFigures(
+            ready=self.ready.is_set(),
+            waiting=waiting,
+            waiting_s=now - self._moved_at,
+            full_s=now - self._full_since if self._full_since else 0.0,
+            holders={name: reader.unread for name, reader in readers if reader.unread},
+            stuck_s=self.stuck_s,
+            unreached=tuple(
+                name
+                for name in self.config.neighbours
+                if name not in self._inputs or not self._reaches(name)
+            ),
+            trouble=self.trouble,
+        )
+
+    def _reaches(self, name: str) -> bool:
+        return bool(self._inputs[name].connection.is_connected)
+
     def status(self, session: str, started_s: float) -> Status:
         """What every broker says of itself; what its governor knows is added to it."""
         c = self.counters
@@ -251,6 +289,8 @@ class Broker:
             lag_published=published,
             lag_links=links,
             trouble=self._silence or self.trouble,
+            alarms=self.alarms.shown,
+            alarms_told=self.alarms.count,
         )
 
     async def post(self, output: Output, then: Callable[[], None] = lambda: None) -> None:
@@ -301,14 +341,20 @@ class Broker:
 
     async def _set_up(self) -> None:
         own = self.connection
-        await ensure_streams(own, self.config.sizes)
-        await ensure_consumer(own, IN, "router")
-        await ensure_lanes(own, self.config.neighbours, self.config.clients)
+        await self._ensure_streams()
+        await self.alarms.load(own)
         self.node.most_bytes = own.max_payload
         if CLIENTS not in self._inputs:
             puller = Puller(own, IN, "router", self._arrived, f"$JS.API.CONSUMER.INFO.{IN}.router")
             await puller.start()
             self._inputs[CLIENTS] = Input(CLIENTS, puller, own)
+
+    async def _ensure_streams(self) -> None:
+        """Make what there is not. What the router knows of a stream that is gone shows the loss."""
+        own = self.connection
+        await ensure_streams(own, self.config.sizes)
+        await ensure_consumer(own, IN, "router")
+        await ensure_lanes(own, self.config.neighbours, self.clients)
 
     async def _link(self, name: str, endpoint: Endpoint) -> None:
         """Read a neighbour's lane to here, from when its server and its router are there."""
@@ -364,7 +410,17 @@ class Broker:
                 raise
             except (LiveError, nats.errors.Error, TimeoutError, OSError) as error:
                 self.trouble = repr(error)
+                await self._make_anew(error)
                 await asyncio.sleep(_RETRIES_S[min(attempt, len(_RETRIES_S) - 1)])
+
+    async def _make_anew(self, error: Exception) -> None:
+        """A stream or a consumer of ours was deleted: have it again."""
+        if isinstance(error, ApiError) and error.code in _GONE_CODES:
+            with contextlib.suppress(LiveError, nats.errors.Error, TimeoutError, OSError):
+                await self._ensure_streams()
+                if CLIENTS in self._inputs:
+                    self._inputs[CLIENTS].stale = True
+                    self._arrived.set()
 
     # ---------------------------------------------------------------------------------------- steps
 
@@ -387,6 +443,7 @@ class Broker:
                 if not (self._gate() and await self._step()):
                     pause = _STEP_IDLE_S
             except LogFullError:
+                self._full_since = self._full_since or time.monotonic()
                 pause = _FULL_WAIT_S
                 # part of it may have been written
                 await self._until_done(self._recover)
@@ -455,11 +512,34 @@ class Broker:
     async def _read_again(self, source: Input) -> None:
         source.stale = False
         source.inlet.forget_taken(source.inlet.committed)
+        source.order = 0
         try:
-            await source.puller.reset()
+            if source.name == CLIENTS:
+                await self._look_at_published(source)
+            await source.puller.reset(source.place)
         except BaseException:
             source.stale = True
             raise
+
+    async def _look_at_published(self, source: Input) -> None:
+        known = source.inlet.committed if CLIENTS in self._out.positions else None
+        routed, lost = await look_at_published(self.connection, known, source.stored_us)
+        if lost:
+            self._lost(CLIENTS, lost)
+            source.stored_us = 0
+        source.inlet.forget_taken(routed)
+
+    def _lost(self, name: str, what: str) -> None:
+        """An input lost something. A step that was begun with it can be finished no more."""
+        self._alarm(name, what)
+        key = CLIENTS if name == CLIENTS else token(name)
+        if self._begun is not None and self._begun.get(key, 0) != self._out.positions.get(key, 0):
+            self._begun = None
+            self._out.abandon()
+
+    def _alarm(self, about: str, what: str) -> None:
+        self.alarms.tell(about, what)
+        self._crowded.set()
 
     async def _read_link_again(self, source: Input) -> None:
         """Nothing is taken from it meanwhile: see `Input.waiting`."""
@@ -481,7 +561,6 @@ class Broker:
         most = self._size.messages if self._narrow is None and self._size.events is None else 1
         taken = self._inputs.gather(self._out.positions, self._begun, most)
         self.counters.redeliveries = self._inputs.redeliveries
-        self.trouble = " ".join(self._inputs.restarted.values()) or self.trouble
         if not taken:
             await self._acknowledge()
             return False
@@ -498,7 +577,8 @@ class Broker:
             done = await self._give_up(taken, id_, error)
             await self._out.commit([], reached(self._out.positions, taken, end), epoch)
         self._begun = None
-        self._stuck_since = 0.0
+        self._stuck_since = self._full_since = 0.0
+        self._moved_at = time.monotonic()
         self._count(done)
         self._busy = len(taken) > 1
         self._size.learn(len(taken), done.outputs)
@@ -592,8 +672,7 @@ class Broker:
 
     def _rows(self, taken: Sequence[StepInput]) -> tuple[int, int | None]:
         """The events of a message to route: those that are not yet, and of a begun step up to its end."""
-        key = taken[0].source.key + ROWS_POSITION
-        return self._out.positions.get(key, 0), (self._begun or {}).get(key)
+        return rows_of(self._out.positions, taken[0]) or 0, rows_of(self._begun or {}, taken[0])
 
     def _route(self, taken: Sequence[StepInput], epoch: int, first: int, end: int | None) -> StepResult:
         published = [each.published for each in taken]
@@ -682,6 +761,10 @@ class Broker:
     async def _recover(self) -> None:
         """Go back to what the log says."""
         recovered: LogEnd = await self._out.load()
+        if recovered.lost:
+            self._alarm("log", recovered.lost)
+            # nothing of it is under way any more
+            self._counted.clear()
         if self._unsure is not None:
             done, positions = self._unsure
             self._unsure = None
@@ -709,11 +792,13 @@ class Broker:
                     await self._crowded.wait()
             self._crowded.clear()
             try:
+                await self.alarms.save(self.connection)
                 await self.purge()
                 self._silence = ""
             except (LiveError, nats.errors.Error, TimeoutError, OSError) as error:
                 # a server that hangs, or cannot be reached, says nothing by itself: nothing waits, it seems
                 self._silence = f"the broker's server does not answer: {error}"
+                await self._make_anew(error)
             if self._size.settle():
                 await asyncio.to_thread(give_back)
 
@@ -725,9 +810,13 @@ class Broker:
         """Forget what everyone has: publishes that are routed and whose ids no client may send again, and
         of each lane all before the last message that its reader has."""
         await self.look()
+        if self.keeper.log_last and not self.keeper.log_messages:
+            # the last message is never forgotten here: somebody purged the log
+            async with self._between:
+                await self._until_done(self._recover)
         lanes = [(f"link_{token(n)}", f"{LINK}.{token(n)}") for n in self.config.neighbours]
         lanes += [(f"client_{token(c)}", f"{DELIVER}.{token(c)}") for c in sorted(self.clients)]
-        await self.keeper.purge_lanes(self._out, lanes)
+        await self.keeper.purge_lanes(self._out, lanes, min(window_s, UNSYNCED_S))
         if self.node.kept is not None:
             await self._out.purge_value(self.node.kept.state_lane)
         routed = self._inputs[CLIENTS].inlet.committed

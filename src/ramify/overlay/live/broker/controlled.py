@@ -18,7 +18,7 @@ import logging
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -29,6 +29,7 @@ from ramify.content.events.events import AttributeType
 from ramify.errors import InputError, LiveError, RamifyError
 from ramify.overlay.control.epochs import BrokerReport, Epochs
 from ramify.overlay.control.fairness import DEFAULT_RATES, RequestRates
+from ramify.overlay.control.health import health
 from ramify.overlay.control.names import token
 from ramify.overlay.control.records import (
     STATE,
@@ -165,6 +166,13 @@ class ControlledBroker:
             for e, to in self.broker.counters.sent.items()
         }
         counted = self.broker.status(self.run_id, self.started_s)
+        figures = replace(
+            self.broker.figures(),
+            renewed=self._lease is not None and self._lease.held,
+            caught_up=self.may_route() and self.node.epoch in self._held,
+            trouble=self.trouble or counted.trouble,
+        )
+        found = health(figures)
         return msgspec.structs.replace(
             counted,
             epoch=max(self.node.epoch, 0),
@@ -175,6 +183,9 @@ class ControlledBroker:
             lag_clients=self.guard.lags(),
             suspended=dict(self.guard.suspended),
             trouble=self.trouble or counted.trouble,
+            health=found.word,
+            why=found.why,
+            waiting_s=figures.waiting_s,
             url=self.url,
         )
 

@@ -6,6 +6,8 @@ router (a replacement, or one that was stopped and woke up) cannot write after t
 
     L   the number on the lane            S   positions of the inputs, on the last message of a write
     W   its writer, likewise              N   see `steps`
+    B   the base of its numbers, likewise
+    J   where numbers jump: the number of the message before on the lane, 0 without one
     G   in a step that needs several writes: the positions that it will reach, and so its name
     P   beside G: the epoch that clients' events of the step entered
     K   of a value in pieces: which piece this is of how many (see `value_pieces`)
@@ -17,11 +19,19 @@ out the lanes whose last message says G already: a lane's messages of one step a
 goes to neighbours is in the first if that can be (`Stepped.fits`, A), so a plan that was revised meanwhile
 decides only which clients here get the rest.
 
+No number is used twice on a lane, whatever the server forgets. A server that loses its last writes (a power
+cut, a disk that was rolled back, a stream that was made anew) may have shown them to readers before. So
+a router that starts, or whose server was away, gives new messages numbers above a new *base*, which is
+higher than any number that there can have been: by count, and by the clock, which alone is left when all
+else is gone. The first message of a lane above the base says in J what is before it. A reader that has
+more than that knows that the lane lost its end; one that has less, that something is missing. See ADR 18.
+
 Cost: one round trip for one output; one more, about 5 ms, for an atomic batch of several.
 """
 
 import base64
 import json
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,6 +63,9 @@ _WRONG_LAST_SEQUENCE = 10071
 _NO_MESSAGE = 10037
 _TOO_LARGE_CODES = frozenset({10054, 10097, 10199})
 """A message, its headers, or a batch: the only refusals that the next try cannot change."""
+
+_SPARE_NUMBERS = 1 << 20
+"""More than a server takes on one lane before it writes to its disk what it acknowledged, two minutes."""
 
 _MOST_WRITE_BYTES = 16 << 20
 """Of one atomic write, if its lanes can be divided: the server holds it in memory until it is whole."""
@@ -86,11 +99,13 @@ class LogEntry:
 @dataclass(frozen=True, slots=True)
 class LogEnd:
     """Where the log ends. `begun` are the positions of a step of which only a part was written, `epoch` the
-    one that it must be finished in: half a step in another would send events two ways."""
+    one that it must be finished in: half a step in another would send events two ways. `lost` says what the
+    log had for this router and has no more; empty when it has all."""
 
     positions: Mapping[str, int]
     begun: Mapping[str, int] | None
     epoch: int | None
+    lost: str = ""
 
 
 class OutLog:
@@ -111,6 +126,11 @@ class OutLog:
         self._unsure: list[LogEntry] = []
         self._writer = uuid.uuid4().hex
         self._claimed = False
+        # numbers of this router's messages are above it; and the connection that this was found on
+        self._base = 0
+        self._reconnects = connection.stats["reconnects"]
+        # what was lost, until the log is ours again
+        self._lost = ""
         # what the last commit wrote; after an exception, what is known to be there
         self.written: list[LogEntry] = []
 
@@ -126,13 +146,22 @@ class OutLog:
 
     async def claim(self) -> None:
         """Take the broker over: a router that wrote before cannot write again, and will know why."""
+        self._raise_base()
+        await self._mark()
+
+    async def _mark(self) -> None:
+        """Write the positions once more, as ours."""
         marks = {"S": encode_positions(self._positions)}
         if self._begun is not None:
             marks |= _begun_marks(encode_positions(self._begun), self._epoch, self._links_done)
         await self._write([Output(LOG, b"")], {}, marks)
 
+    def _raise_base(self) -> None:
+        """See the module. A lane has at most one number for each sequence of the log."""
+        self._base = max(self._base + self._last + _SPARE_NUMBERS, time.time_ns() // 1_000)
+
     async def load(self) -> LogEnd:
-        """Read where the log ends.
+        """Read where the log ends. A log that lost what this router wrote is claimed again.
 
         Raises
         ------
@@ -141,25 +170,56 @@ class OutLog:
         """
         self._numbers, self._written = {}, {}
         info = await self._api(f"STREAM.INFO.{OUT}", {})
-        self._last = int(info["state"]["last_seq"])
-        headers = await self._headers({"seq": self._last}) if self._last else {}
-        if self._claimed and headers.get("W") != self._writer:
+        state = info["state"]
+        last, known = int(state["last_seq"]), self._last
+        headers = await self._marks(last, int(state["first_seq"]))
+        is_ours = headers.get("W") == self._writer
+        base = int(headers.get("B", "0"))
+        if self._claimed and not is_ours and base > self._base:
             raise SupersededError("another router runs this broker now: this one ends")
-        if self._unsure and self._unsure[-1].sequence == self._last and headers.get("W") == self._writer:
+        self._lost = lost = self._lost or (_loss(last, known, is_ours) if self._claimed else "")
+        if self._unsure and self._unsure[-1].sequence == last and is_ours and not lost:
             self.written += self._unsure
-        self._unsure = []
-        self._positions = decode_positions(headers.get("S", ""))
-        self._begun = decode_positions(headers["G"]) if "G" in headers else None
-        self._epoch = int(headers.get("P", "0"))
-        self._links_done = "A" in headers
-        return LogEnd(self._positions, self._begun, None if self._begun is None else self._epoch)
+        self._last, self._unsure = last, []
+        if not lost or "S" in headers:
+            # of a log that was purged, what was read of it before holds
+            self._positions = decode_positions(headers.get("S", ""))
+            self._begun = decode_positions(headers["G"]) if "G" in headers else None
+            self._epoch = int(headers.get("P", "0"))
+            self._links_done = "A" in headers
+        reconnects = self._nats.stats["reconnects"]
+        if not self._claimed:
+            # a claim that found no room has raised it already
+            self._base = max(self._base, base)
+        elif lost or reconnects != self._reconnects:
+            # the server may have forgotten what readers have seen
+            self._raise_base()
+        self._reconnects = reconnects
+        if lost:
+            await self._mark()
+        self._lost = ""
+        return LogEnd(self._positions, self._begun, None if self._begun is None else self._epoch, lost)
+
+    async def _marks(self, last: int, first: int) -> dict[str, str]:
+        """The headers of the last message that ends a write. That is the last message, unless the server
+        lost a part of what was written at once."""
+        for sequence in range(last, max(first - 1, last - MOST_MESSAGES - 1, 0), -1):
+            headers = await self._headers({"seq": sequence})
+            if "S" in headers:
+                return headers
+        return {}
 
     async def check_claim(self) -> None:
         """Raise `SupersededError` when another router has claimed the log; changes nothing here."""
         info = await self._api(f"STREAM.INFO.{OUT}", {})
         headers = await self._headers({"seq": int(info["state"]["last_seq"])})
-        if self._claimed and headers.get("W") != self._writer:
+        is_ours = headers.get("W") == self._writer
+        if self._claimed and not is_ours and int(headers.get("B", "0")) > self._base:
             raise SupersededError("another router runs this broker now: this one ends")
+
+    def abandon(self) -> None:
+        """Do not finish the step that was begun: what it took in is gone. What is written of it stays."""
+        self._begun, self._written = None, {}
 
     async def number(self, lane: str) -> int:
         """The number of the last message on a lane, 0 without one."""
@@ -227,15 +287,17 @@ class OutLog:
         numbers: dict[str, int] = {}
         for output in outputs:
             if output.lane == LOG:
-                number = 0
+                number, jump = 0, {}
             else:
-                before = numbers.get(output.lane)
-                number = (await self.number(output.lane) if before is None else before) + 1
+                known = numbers.get(output.lane)
+                before = await self.number(output.lane) if known is None else known
+                number = max(before, self._base) + 1
+                jump = {"J": str(before)} if before < self._base else {}
                 numbers[output.lane] = number
-            messages.append((output, {**output.headers, **named, "L": str(number)}))
+            messages.append((output, {**output.headers, **named, **jump, "L": str(number)}))
         if final and named:
             messages[-1][1].pop("G")
-        messages[-1][1].update(marks, W=self._writer)
+        messages[-1][1].update(marks, W=self._writer, B=str(self._base))
         messages[0][1]["Nats-Expected-Last-Sequence"] = str(self._last)
         if len(messages) > 1:
             batch = uuid.uuid4().hex
@@ -332,6 +394,18 @@ class OutLog:
         except (nats.errors.Error, TimeoutError) as error:
             raise LiveError(f"no answer from the broker's server to {subject}: {error!r}") from error
         return bytes(answer.data)
+
+
+def _loss(last: int, known: int, is_ours: bool) -> str:
+    """What a router that has written up to a sequence finds no more in its log, which ends with another."""
+    if last < known:
+        return (
+            f"the log lost its end: sequences {last + 1} to {known}. What neighbours and clients had not "
+            "read of it is lost, unless it is routed again; what they had read may come again"
+        )
+    if not is_ours:
+        return "the log was purged. What neighbours and clients had not read of it is lost"
+    return ""
 
 
 def _pieces_of(headers: Mapping[str, str]) -> int:

@@ -18,7 +18,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import nats.errors
@@ -27,6 +27,7 @@ from nats.aio.msg import Msg
 from ramify.content.events.events import AttributeType
 from ramify.errors import InputError, LiveError
 from ramify.overlay.control.fairness import DEFAULT_RATES, RequestRates
+from ramify.overlay.control.health import health
 from ramify.overlay.control.names import IN, STATUS
 from ramify.overlay.control.output import Output
 from ramify.overlay.control.records import (
@@ -94,6 +95,8 @@ class Matchmaker:
     def status(self) -> Status:
         """Counters for people."""
         counted = self.broker.status(self.run_id, self.started_s)
+        figures = replace(self.broker.figures(), ready=self._open)
+        found = health(figures)
         state = self.node.match.state
         return msgspec.structs.replace(
             counted,
@@ -102,6 +105,9 @@ class Matchmaker:
             lag_clients=self.guard.lags(),
             suspended=dict(self.guard.suspended),
             trouble=self.node.trouble or counted.trouble,
+            health=found.word,
+            why=found.why,
+            waiting_s=figures.waiting_s,
             clients=len(self.node.clients),
             descriptors=state.stored,
             channels=sum(map(len, state.channels.values())),

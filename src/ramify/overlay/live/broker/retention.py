@@ -16,7 +16,10 @@ from ramify.overlay.control.names import IN, LOG, OUT
 from ramify.overlay.live.broker.log import OutLog
 from ramify.overlay.live.wire.streams import Sizes, api, consumers
 
-__all__ = ["Keeper", "Reader"]
+__all__ = ["UNSYNCED_S", "Keeper", "Reader"]
+
+UNSYNCED_S = 130.0
+"""Longer than a server keeps what it acknowledged from its disk: two minutes, unless `sync_always`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,27 +41,44 @@ class Keeper:
         self._sizes = sizes
         # of each lane that is read from here, by consumer, when it was last looked at
         self.readers: dict[str, Reader] = {}
-        # bytes of the log, likewise
-        self.log_bytes = 0
+        # bytes and messages of the log, and where it ends, likewise
+        self.log_bytes = self.log_messages = self.log_last = 0
         # the last message that clients published, likewise
         self.published_last = 0
         self._purged: dict[str, int] = {}
+        # lane -> (since when its reader has at least this, the sequence)
+        self._read: dict[str, tuple[float, int]] = {}
         # (when, what was routed then), oldest first
         self._routed: list[tuple[float, int]] = []
 
     async def look(self, connection: Nats) -> None:
         """See where readers stand. Cost: a request per 256 lanes."""
         info = await api(connection, f"STREAM.INFO.{OUT}", {})
-        self.log_bytes = int(info["state"]["bytes"])
+        state = info["state"]
+        self.log_bytes, self.log_messages = int(state["bytes"]), int(state["messages"])
+        self.log_last = int(state["last_seq"])
         self.readers = {told["name"]: _reader(told) for told in await consumers(connection, OUT)}
 
-    async def purge_lanes(self, log: OutLog, lanes: Iterable[tuple[str, str]]) -> None:
-        """Forget what the readers of (consumer, lane) have; and all records of positions but the last."""
+    async def purge_lanes(
+        self, log: OutLog, lanes: Iterable[tuple[str, str]], window_s: float = UNSYNCED_S
+    ) -> None:
+        """Forget what the readers of (consumer, lane) have had for `window_s`, at once when the log is half
+        full; and all records of positions but the last.
+
+        A reader whose disk loses its last writes can then read them again.
+        """
+        now = time.monotonic()
+        wait_s = 0.0 if self.log_bytes > self._sizes.out // 2 else window_s
         for consumer, lane in lanes:
             floor = self.readers[consumer].floor if consumer in self.readers else 0
-            if floor > max(1, self._purged.get(lane, 0)):
-                await log.purge(lane, floor)
-                self._purged[lane] = floor
+            since, had = self._read.setdefault(lane, (now, floor))
+            if now - since < wait_s:
+                continue
+            had = had if wait_s else floor
+            self._read[lane] = now, floor
+            if had > max(1, self._purged.get(lane, 0)):
+                await log.purge(lane, had)
+                self._purged[lane] = had
         await log.purge(LOG, log.last)
 
     async def purge_published(self, connection: Nats, routed: int, window_s: float) -> None:

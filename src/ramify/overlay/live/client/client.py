@@ -75,6 +75,7 @@ from ramify.overlay.live.client.inbox import WINDOW_BYTES, WINDOW_MESSAGES, Clie
 from ramify.overlay.live.client.lane import (
     DeliveredBatch,
     LaneClient,
+    LostDeliveriesError,
     LostPositionError,
     OutcomeUnknownError,
     SuspendedError,
@@ -96,6 +97,7 @@ __all__ = [
     "ExistsError",
     "Filter",
     "LiveSubscription",
+    "LostDeliveriesError",
     "LostPositionError",
     "NotEverywhereError",
     "Offer",
@@ -424,7 +426,9 @@ class Client:
         SuspendedError
             See `resume`; come back with `after=error.number`.
         LostPositionError
-            When the lane ends before `after`: nothing is acknowledged.
+            When the lane ends before `after`, or lost its end later. Come back with `after=error.last`.
+        LostDeliveriesError
+            When deliveries before the next one are gone. Come back without `after` for what follows.
         """
         async with contextlib.aclosing(self._incoming.deliveries(after)) as lane:
             async for delivered in lane:

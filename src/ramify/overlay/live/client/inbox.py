@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from ramify.content.events.attributes import Event
 from ramify.errors import LiveError
-from ramify.overlay.live.client.lane import DeliveredBatch, SuspendedError
+from ramify.overlay.live.client.lane import DeliveredBatch, LostDeliveriesError, SuspendedError
 from ramify.overlay.live.client.moves import Course, Wires
 
 __all__ = ["WINDOW_BYTES", "WINDOW_MESSAGES", "ClientInbox", "ReceivedEvent"]
@@ -149,8 +149,10 @@ class ClientInbox:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not (queue.shares or queue.is_closed or self._stopped):
-                    if self._fault is not None:
-                        raise self._fault
+                    if (fault := self._fault) is not None:
+                        if isinstance(fault, LostDeliveriesError):
+                            self.forgive()  # told once: what is behind it comes
+                        raise fault
                     self._start()
                     queue.arrived.clear()
                     await queue.arrived.wait()

@@ -7,9 +7,12 @@ lost does no harm. Before they are over it gives up with `OutcomeUnknownError`.
 `LaneReader` takes what comes on the lane, each number once and in order, and acknowledges what it is told
 to. `deliveries` is the simple form of it: what was yielded is acknowledged when the next is asked for. A
 client that keeps the number of the last one it has dealt with, together with the effects, and gives it as
-`after` when it comes back, gets every delivery exactly once. Another may get the last ones again. A number
-that the lane has not reached, after a loss of data or a mistake, is a `LostPositionError` before anything
-is acknowledged: what has the numbers up to it would pass for old.
+`after` when it comes back, gets every delivery exactly once. Another may get the last ones again.
+
+A server may lose what it had. No number is used twice on a lane (`broker.log`): where numbers jump, the
+header J says what was before. A lane that ends before the position, or jumps from before it, lost its end:
+that is a `LostPositionError`, once, and what comes behind it is taken when the reader goes on. A message
+before which others are missing for good is a `LostDeliveriesError`, likewise.
 
 A message with the header X and a reason says that the broker suspended the client: what was unread before
 it is gone, and nothing follows until the client resumes. It is raised as `SuspendedError`, at its number.
@@ -48,6 +51,7 @@ __all__ = [
     "DeliveredBatch",
     "LaneClient",
     "LaneReader",
+    "LostDeliveriesError",
     "LostPositionError",
     "OutcomeUnknownError",
     "SuspendedError",
@@ -63,7 +67,11 @@ class OutcomeUnknownError(LiveError):
     """The broker's server did not answer in time: the events may have been accepted or not."""
 
 
-class LostPositionError(LiveError):
+class LostDeliveriesError(LiveError):
+    """Something of the lane is gone. It is told once; who asks for more gets what comes behind it."""
+
+
+class LostPositionError(LostDeliveriesError):
     """The lane ends at `last`, before `position`, up to which everything is said to be dealt with."""
 
     def __init__(self, client: str, position: int, last: int) -> None:
@@ -71,8 +79,8 @@ class LostPositionError(LiveError):
         self.last = last
         super().__init__(
             f"the lane of client {client!r} ends at {last}, before the position {position}. The position "
-            "is of another lane, or the broker's server has lost data. Nothing was acknowledged. Connect "
-            "again without a position, or with the right one, and look for missing events"
+            "is of another lane, or the broker's server has lost data: events may be missing, others may "
+            f"come again. What is new comes when you ask again, or go on after {last}"
         )
 
 
@@ -374,6 +382,10 @@ class LaneReader:
             message = self._puller.take()
             number = int(message.headers.get("L", "0"))
             before = self._inlet.taken if self._known else -1
+            jump = _jump(message)
+            if self._known and jump is not None and self._inlet.taken > jump and number > self._inlet.taken:
+                self._puller.put_back(message)
+                self._lose_end(jump)
             verdict = self._verdict(number, message)
             if verdict is LaneVerdict.OLD and number <= self._inlet.committed:
                 await self._puller.acknowledge(message.reply)  # the server did not hear it
@@ -383,7 +395,8 @@ class LaneReader:
             self._onward = self.ended(message.headers)
             reason = message.headers.get("X")
             # the end of a lane repeats the suspension that is right before it: a reader of that one knows
-            repeated = before == number - 1 and self._onward is not None and self._onward[0] == number
+            last = number - 1 if jump is None else jump
+            repeated = before == last and self._onward is not None and self._onward[0] == number
             if reason and not repeated:
                 self._suspension = number, reason
             elif reason is not None or self._onward is not None:
@@ -417,10 +430,12 @@ class LaneReader:
             self._inlet.forget_taken(max(number - 1, self._start))
             self._known = True
         verdict = self._inlet.verdict(number)
-        if verdict is LaneVerdict.GAP and "X" in message.headers:
-            # what was before it is purged
-            self._inlet.forget_taken(number - 1)
-            self._replies.clear()
+        if verdict is LaneVerdict.GAP and ("X" in message.headers or _jump(message) == self._inlet.taken):
+            # what was before it is purged, or there is nothing
+            if "X" in message.headers:
+                self._inlet.forget_taken(number - 1)
+                self._replies.clear()
+            self._inlet.taken = number - 1
             verdict = self._inlet.verdict(number)
         now = time.monotonic()
         if verdict is LaneVerdict.GAP:
@@ -448,11 +463,13 @@ class LaneReader:
             self._connections = connections
         if self._stuck and time.monotonic() - self._stuck > _GONE_S:
             self._stuck = 0.0
-            raise LiveError(
+            said = (
                 f"the deliveries after {self.position} of client {self._client.name!r} were "
-                f"acknowledged before: go on after {self._base + self._lowest - 1}, and keep the position "
-                "with what it stands for"
+                f"acknowledged before, or are lost: go on after {self._base + self._lowest - 1}, and keep "
+                "the position with what it stands for"
             )
+            self._inlet.taken = self._lowest - 1
+            raise LostDeliveriesError(said)
         late = self._behind > self._inlet.taken + 1 and time.monotonic() - self._since > LANE_GAP_S
         if late or (self._puller.strayed and await self._has_strayed()):
             self._behind = 0
@@ -469,7 +486,14 @@ class LaneReader:
             return
         last = int((await self._client.last_headers()).get("L", "0"))
         if last < self._inlet.taken:
-            raise LostPositionError(self._client.name, self.position, self._base + last)
+            self._lose_end(last)
+
+    def _lose_end(self, last: int) -> None:
+        """The lane has nothing behind a number that is before the position: tell, and go on behind it."""
+        said = LostPositionError(self._client.name, self.position, self._base + last)
+        self._replies = {n: reply for n, reply in self._replies.items() if n <= last}
+        self._inlet.forget_taken(last)
+        raise said
 
     async def _has_strayed(self) -> bool:
         """Whether the server waits for more acknowledgements than there are messages taken and held."""
@@ -512,6 +536,11 @@ class LaneReader:
                 return await what()
             except (LiveError, nats.errors.Error, TimeoutError):
                 await asyncio.sleep(_WAIT_S)
+
+
+def _jump(message: PulledMessage) -> int | None:
+    """What a message says is before it on its lane, where that is not the number before its own."""
+    return int(message.headers["J"]) if "J" in message.headers else None
 
 
 # Arrow is loaded with the first batch: a client that only waits has a third of the memory.

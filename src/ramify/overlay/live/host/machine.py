@@ -129,7 +129,7 @@ class MachineConfig:
     `processes` routers' processes share the brokers: a process costs memory and start-up time, so there are
     few. `coordinator` is the command of the coordinator, without its name and the address of the control
     server; `standbys` are the commands of others beside it. With `matchmaking`, the trees that brokers make
-    matches over, there is neither.
+    matches over, there is neither. With `sync_always` servers acknowledge what is on their disks.
     """
 
     overlay: Overlay
@@ -142,6 +142,7 @@ class MachineConfig:
     lease_s: int = BROKER_LEASE_S
     standbys: Sequence[Sequence[str]] = ()
     matchmaking: str = ""
+    sync_always: bool = False
 
 
 class Machine:
@@ -262,11 +263,18 @@ class Machine:
             sizes,
             directory.movable,
             directory.former(),
+            self.config.sync_always,
         )
 
     def _control_config(self, port: int) -> ServerConfig:
         accounts = self.directory.control_accounts()
-        return ServerConfig(".control", self.directory.path / "control", accounts, port=port)
+        return ServerConfig(
+            ".control",
+            self.directory.path / "control",
+            accounts,
+            port=port,
+            sync_always=self.config.sync_always,
+        )
 
     @property
     def urls(self) -> dict[str, str]:

@@ -33,6 +33,7 @@ _COUNTERS: dict[str, tuple[str, Callable[[Status], int]]] = {
         lambda s: s.strays,
     ),
     "ramify_recoveries": ("Times that a broker started over from its log.", lambda s: s.recoveries),
+    "ramify_alarms": ("Times that something was found to be lost.", lambda s: s.alarms_told),
     "ramify_samples": ("Events sampled for planning.", lambda s: s.sampled),
 }
 _LINKS: dict[str, tuple[str, Callable[[LinkCount], int]]] = {
@@ -47,6 +48,12 @@ _GAUGES: dict[str, tuple[str, Callable[[Status], float]]] = {
     "ramify_lag_published": ("Published messages that wait.", lambda s: s.lag_published),
     "ramify_lag_clients": ("Messages that clients have not read.", lambda s: sum(s.lag_clients.values())),
     "ramify_suspended_clients": ("Clients that are suspended.", lambda s: len(s.suspended)),
+    "ramify_healthy": ("Whether what waits is worked on.", lambda s: float(s.health == "routing")),
+    "ramify_waiting_seconds": (
+        "For how long something has waited without a commit.",
+        lambda s: s.waiting_s,
+    ),
+    "ramify_alarms_shown": ("Losses of the last day.", lambda s: len(s.alarms)),
     "ramify_started_seconds": ("When the counters began, since 1970.", lambda s: s.started),
 }
 

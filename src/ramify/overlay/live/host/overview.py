@@ -15,6 +15,7 @@ import nats.errors
 
 from ramify.errors import InputError, LiveError
 from ramify.overlay.control.epochs import BrokerReport, Epochs
+from ramify.overlay.control.health import HealthFigures, health
 from ramify.overlay.control.names import STATUS, name_of
 from ramify.overlay.control.records import LEADER, RULES, STATE, ControlState, LiveEpoch, Status, decode
 from ramify.overlay.live.host.directory import Directory, RunningFile
@@ -25,8 +26,6 @@ from ramify.overlay.live.wire.streams import Endpoint, connect, disconnect
 __all__ = ["BrokerView", "EpochView", "Look", "Overview", "ask_brokers", "look", "looking", "looking_here"]
 
 DECISIONS_SHOWN = 5
-STALE_S = 15.0
-"""What a broker said of itself counts so long."""
 ANSWER_S = 3.0
 """A broker that has not answered by then is lost."""
 
@@ -44,12 +43,14 @@ class EpochView:
 
 @dataclass(frozen=True, slots=True)
 class BrokerView:
-    """A broker: `state` is routing, catching up, or lost; `status` is its own word, if any."""
+    """A broker: `state` is the word of `health`, as it says itself or as it is seen from here, and `why`
+    its reason; `status` is all that it says of itself, if anything."""
 
     name: str
     state: str
     status: Status | None
     age_s: float | None
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ async def _asked(name: str, router: Endpoint) -> BrokerView:
                 await disconnect(connection)
     except (LiveError, nats.errors.Error, TimeoutError, OSError):
         return BrokerView(name, "lost", None, None)
-    return BrokerView(name, "routing" if status.routing else "catching up", status, 0.0)
+    return BrokerView(name, status.health, status, 0.0, status.why)
 
 
 async def look(store: Store) -> Overview:
@@ -172,11 +173,15 @@ def _epoch(epochs: Epochs, each: LiveEpoch) -> EpochView:
 
 def _broker(name: str, epochs: Epochs, leases: dict[str, bytes], status: Status | None) -> BrokerView:
     age = None if status is None else max(0.0, time.time() - status.at)
-    if name not in leases:
-        return BrokerView(name, "lost", status, age)
-    known = epochs.session(name) == Lease.read(leases[name])[1]
-    routing = known and status is not None and status.routing and age is not None and age < STALE_S
-    return BrokerView(name, "routing" if routing else "catching up", status, age)
+    known = name in leases and epochs.session(name) == Lease.read(leases[name])[1]
+    said = status is not None and status.routing
+    seen = health(HealthFigures(leased=name in leases, age_s=age or 0.0, caught_up=known and said))
+    if status is not None and seen.word in ("routing", "catching up") and status.health != "routing":
+        # it knows better why
+        return BrokerView(name, status.health, status, age, status.why)
+    return BrokerView(
+        name, seen.word, status, age, status.why if seen.word == "routing" and status else seen.why
+    )
 
 
 async def _rules(store: Store) -> dict[str, object] | None:

@@ -32,7 +32,8 @@ __all__ = ["BrokerSite"]
 @dataclass(frozen=True)
 class BrokerSite:
     """The brokers of an overlay in one directory. `clients` maps clients to brokers; with `movable` each
-    server admits all of them, since they may move there. `former`: see `accounts_config`."""
+    server admits all of them, since they may move there. `former`: see `accounts_config`;
+    `sync_always`: see `ServerConfig`."""
 
     overlay: Overlay
     directory: Path
@@ -40,6 +41,7 @@ class BrokerSite:
     sizes: Sizes = field(default_factory=Sizes)
     movable: bool = False
     former: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    sync_always: bool = False
 
     @property
     def ring(self) -> KeyRing:
@@ -77,7 +79,10 @@ class BrokerSite:
         store = self.directory / "brokers" / token(broker)
         reserved = self.sizes.published + self.sizes.out + self.sizes.rejected + self.sizes.samples
         config = ServerConfig(
-            broker, store, self.accounts(broker), port=port, max_file_store=reserved + (64 << 20)
+            *(broker, store, self.accounts(broker)),
+            port=port,
+            max_file_store=reserved + (64 << 20),
+            sync_always=self.sync_always,
         )
         return Server(config)
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from ramify.content.events.events import Event, batch_to_events
 from ramify.errors import LiveError
+from ramify.overlay.control.health import SILENT_S
 from ramify.overlay.histories.conditions import digest, holds, sql_of
 from ramify.overlay.histories.rows import (
     Condition,
@@ -38,12 +39,12 @@ from ramify.overlay.histories.rows import (
 from ramify.overlay.live.client.client import (
     Client,
     DeliveredBatch,
-    LostPositionError,
+    LostDeliveriesError,
     OutcomeUnknownError,
     PendingClient,
     SuspendedError,
 )
-from ramify.overlay.live.host.overview import STALE_S, Look, Overview
+from ramify.overlay.live.host.overview import Look, Overview
 from ramify.overlay.live.wire.tasks import end_tasks
 
 __all__ = ["MARK", "Verification", "VerificationSettings", "tells_of"]
@@ -354,7 +355,7 @@ class _Reader:
                 whole.note(SuspensionRow(self.name, whole.now(), error.reason))
                 self._number = error.number
                 await client.resume()
-            except LostPositionError as error:
+            except LostDeliveriesError as error:
                 now = whole.now()
                 whole.note(StatusRow(now, now, alarms=(str(error),)))
                 self._number = None
@@ -454,7 +455,7 @@ def tells_of(view: Overview) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if broker.state != "routing":
             tells.append(f"{broker.name}: {broker.state}")
         status = broker.status
-        if status is None or (broker.age_s or 0.0) > STALE_S:
+        if status is None or (broker.age_s or 0.0) >= SILENT_S:
             tells.append(f"{broker.name}: no word of it")
             continue
         if status.trouble:
@@ -465,7 +466,13 @@ def tells_of(view: Overview) -> tuple[tuple[str, ...], tuple[str, ...]]:
     for epoch in view.epochs:
         late = "; ".join(f"{name} {why}" for name, why in epoch.waiting.items())
         tells += [f"epoch {epoch.epoch} {epoch.state}: {late}"] if late else []
-    return tuple(tells), ()
+    alarms = [
+        f"{broker.name}: {alarm.what}"
+        for broker in view.brokers
+        if broker.status is not None
+        for alarm in broker.status.alarms
+    ]
+    return tuple(tells), tuple(alarms)
 
 
 def _by_subscriptions(

@@ -34,13 +34,17 @@ _LARGEST_MESSAGE = 12 << 20
 
 @dataclass(frozen=True, slots=True)
 class PulledMessage:
-    """A message with its place in the stream. `reply` is where to acknowledge it."""
+    """A message with its place in the stream. `reply` is where to acknowledge it. `stored_us` is when the
+    server stored it, in microseconds since 1970. `order` counts what the server handed out since the last
+    reset, from 1: nothing lies between two messages whose orders follow each other."""
 
     sequence: int
     subject: str
     headers: dict[str, str]
     payload: bytes
     reply: str
+    stored_us: int = 0
+    order: int = 0
 
 
 class Puller:
@@ -104,8 +108,9 @@ class Puller:
         if self._inbox is not None and not self._nats.is_closed:
             await self._inbox.unsubscribe()
 
-    async def reset(self) -> None:
-        """Have everything after what was acknowledged delivered again, in order.
+    async def reset(self, after: int | None = None) -> None:
+        """Have everything after what was acknowledged delivered again, in order; also what was acknowledged
+        behind the sequence `after`.
 
         The buffer starts empty. Messages that were under way may still come before those: numbers tell.
         """
@@ -113,11 +118,20 @@ class Puller:
         self.strayed = False
         self._bytes = self._asked = self.unread = 0
         self._stir()
-        answer = await self._nats.request(f"$JS.API.CONSUMER.RESET.{self._path}", b"", timeout=5)
-        error = json.loads(answer.data).get("error")
-        if error:
-            raise LiveError(f"the consumer {self._path} was not reset: {error.get('description')}")
+        floor = await self._reset({})
+        if after is not None and floor > after:
+            # never forward: a stream that began anew has its messages before that
+            await self._reset({"seq": after + 1})
         self._changed.set()
+
+    async def _reset(self, asked: dict[str, int]) -> int:
+        """Returns the sequence up to which everything counts as acknowledged."""
+        body = json.dumps(asked).encode() if asked else b""
+        answer = await self._nats.request(f"$JS.API.CONSUMER.RESET.{self._path}", body, timeout=5)
+        told = json.loads(answer.data)
+        if error := told.get("error"):
+            raise LiveError(f"the consumer {self._path} was not reset: {error.get('description')}")
+        return int(told.get("ack_floor", {}).get("stream_seq", 0))
 
     def take(self) -> PulledMessage:
         """The oldest message in the buffer."""
@@ -154,7 +168,11 @@ class Puller:
         # $JS.ACK.<stream>.<consumer>.<deliveries>.<stream seq>.<consumer seq>.<time>.<pending>
         sequence = int(parts[-4])
         self.redelivered += int(parts[-5]) > 1
-        self.buffer.append(PulledMessage(sequence, message.subject, headers, message.data, message.reply))
+        stored_us, order = int(parts[-2]) // 1_000, int(parts[-3])
+        pulled = PulledMessage(
+            sequence, message.subject, headers, message.data, message.reply, stored_us, order
+        )
+        self.buffer.append(pulled)
         self._bytes += len(message.data)
         self.unread = 0
         self._asked = max(0, self._asked - 1)

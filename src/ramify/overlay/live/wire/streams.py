@@ -40,6 +40,7 @@ from ramify.overlay.live.wire.tls import TlsTransport, why_hopeless
 
 __all__ = [
     "DUPLICATE_WINDOW_S",
+    "ApiError",
     "Endpoint",
     "Sizes",
     "api",
@@ -65,6 +66,14 @@ _CONNECTING = 16
 _SLOT_S = 1.0
 _waiting: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 _LOOPBACK = ("nats://127.0.0.1:", "nats://[::1]:")
+
+
+class ApiError(LiveError):
+    """A server refused a call of JetStream's API; `code` is its reason."""
+
+    def __init__(self, said: str, code: int) -> None:
+        self.code = code
+        super().__init__(said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +250,8 @@ async def api(
     timeout_s: float = 5.0,
     missing: int | None = None,
 ) -> dict[str, Any]:
-    """Call JetStream's API. Raises `LiveError` with what the server said; `missing` is the code of an error
-    that is none to the caller: the answer is then empty."""
+    """Call JetStream's API. Raises `ApiError` with what the server said, `LiveError` when it said nothing;
+    `missing` is the code of an error that is none to the caller: the answer is then empty."""
     try:
         answer = await connection.request(f"$JS.API.{call}", json.dumps(body).encode(), timeout=timeout_s)
     except (nats.errors.Error, TimeoutError) as error:
@@ -253,7 +262,7 @@ async def api(
         return {}
     if refused:
         said = f"{refused.get('description')} ({refused.get('err_code')})"
-        raise LiveError(f"the server refused {call}: {said}")
+        raise ApiError(f"the server refused {call}: {said}", int(refused.get("err_code") or 0))
     return told
 
 
