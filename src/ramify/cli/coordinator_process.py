@@ -126,6 +126,8 @@ class SampleDemand:
 
         spark = self._session()
         source = Files.of(spark, files)
+        if source.copies:
+            _log.warning("files of samples that repeat others and are not counted: %d", len(source.copies))
         if counting.half_life_s is not None:
             # publishers may leave times out, set them wrongly, or replay: when a file landed is known
             source = source.arriving()

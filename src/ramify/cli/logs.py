@@ -20,6 +20,7 @@ from ramify.studies.sessions import joins_told_to
 
 __all__ = [
     "AttachmentsOption",
+    "CountCopiesOption",
     "EventsOption",
     "KeepOption",
     "OverlayOption",
@@ -54,6 +55,10 @@ SparkOption = Annotated[
 KeepOption = Annotated[
     float, typer.Option(help="Read this share of the log, chosen by a hash of event ids.")
 ]
+CountCopiesOption = Annotated[
+    bool,
+    typer.Option("--count-copies", help="Count a file though it repeats another one byte for byte."),
+]
 
 Fields = tuple[str, str, str, TimeUnit]
 
@@ -70,6 +75,7 @@ def log_of(
     fields: Fields,
     *,
     alone: bool = False,
+    count_copies: bool = False,
 ) -> Log:
     """The log that options name: a workload, or files of events with subscriptions, or `alone` without."""
     if workload is not None and (events or subscriptions is not None):
@@ -91,6 +97,7 @@ def log_of(
         time_unit=time_unit,
         seed=seed,
         spark=spark,
+        count_copies=count_copies,
     )
 
 
@@ -122,6 +129,6 @@ def tell(rejects: Rejects, as_json: bool) -> None:
     """Say what could not be used."""
     fields = None if as_json else rejects.fields_line
     summary = rejects.summary if rejects else None
-    for line in (*rejects.notes, *rejects.lines(), fields, summary):
+    for line in (*rejects.notes_and_copies(), *rejects.lines(), fields, summary):
         if line is not None:
             err.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -12,6 +12,7 @@ from ramify.cli.console import friendly, out, plain_table, say
 from ramify.cli.inputs import IdField, PublisherField, TimeField, TimeUnitOption
 from ramify.cli.logs import (
     AttachmentsOption,
+    CountCopiesOption,
     EventsOption,
     KeepOption,
     OverlayOption,
@@ -50,6 +51,7 @@ def price(
         float, typer.Option(help="Share of all events that the log holds.", min=1e-12, max=1)
     ] = 1.0,
     keep: KeepOption = 1.0,
+    count_copies: CountCopiesOption = False,
     hours: Annotated[
         float | None, typer.Option(help="Hours that the log spans. [default: by the events' times]")
     ] = None,
@@ -66,6 +68,7 @@ def price(
     log = log_of(
         plan.overlay, workload, events, None, attachments, None, seed, spark,
         (id_field, publisher_field, time_field, time_unit), alone=True,
+        count_copies=count_copies,
     )  # fmt: skip
     with busy(log, as_json):
         found = price_plan(plan, log, rules=rules, hours=hours, sample=sample, keep=keep, seed=seed)
@@ -130,6 +133,7 @@ def tables(
     subscriptions: SubscriptionsOption = None,
     attachments: AttachmentsOption = None,
     keep: KeepOption = 1.0,
+    count_copies: CountCopiesOption = False,
     pane: Annotated[float, typer.Option(help="Width of a pane of time in seconds.", min=0.001)] = 300.0,
     half_life: Annotated[
         str | None,
@@ -156,7 +160,7 @@ def tables(
     """Write what a log says: demand, selectivity, overlap, traffic, histograms, profile, quarantine."""
     log = log_of(
         overlay, workload, events, subscriptions, attachments, schema, seed, spark,
-        (id_field, publisher_field, time_field, time_unit),
+        (id_field, publisher_field, time_field, time_unit), count_copies=count_copies,
     )  # fmt: skip
     with busy(log, as_json):
         found = write_tables(

@@ -18,6 +18,7 @@ from ramify.cli.durations import HalfLifeOption
 from ramify.cli.inputs import IdField, PublisherField, TimeField, TimeUnitOption
 from ramify.cli.logs import (
     AttachmentsOption,
+    CountCopiesOption,
     EventsOption,
     KeepOption,
     OverlayOption,
@@ -85,6 +86,7 @@ def plan(
     half_life: HalfLifeOption = None,
     sample: Annotated[float, typer.Option(help="Share of all events that the log holds.")] = 1.0,
     keep: KeepOption = 1.0,
+    count_copies: CountCopiesOption = False,
     hours: Annotated[
         float | None, typer.Option(help="Hours that the log spans. [default: by the events' times]")
     ] = None,
@@ -105,7 +107,7 @@ def plan(
     """Price every way to route a log of events, and keep the cheapest plan."""
     log = log_of(
         overlay, workload, events, subscriptions, attachments, schema, seed, spark,
-        (id_field, publisher_field, time_field, time_unit),
+        (id_field, publisher_field, time_field, time_unit), count_copies=count_copies,
     )  # fmt: skip
     check_writable(write)
     with busy(log, as_json):

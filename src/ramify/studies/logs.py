@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from glob import iglob
 from pathlib import Path
@@ -74,6 +74,7 @@ def read_log(
     time_unit: str = "none",
     seed: int = 1,
     spark: Spark = DEFAULT_SPARK,
+    count_copies: bool = False,
 ) -> "Log":
     """A log of events, with the subscriptions to them.
 
@@ -94,6 +95,8 @@ def read_log(
                      records, `time_unit` is `s` or `ms` where times are numbers
     seed             of the workload
     spark            where events are counted, unless the use case names another place
+    count_copies     count a local file though it repeats another one byte for byte. Else it is left out,
+                     and `Log.rejected.copies` names both
 
     Raises `InputError` for a missing file or a file of another form. Rows that cannot be used are not
     errors: see `Log.rejected`.
@@ -112,7 +115,7 @@ def read_log(
     graph = as_overlay(overlay)
     mapping = field_mapping(id_field, publisher_field, time_field, time_unit)
     placed, file = as_attachments(attachments)
-    given = _LogSettings(graph, mapping, as_schema(schema), placed, file)
+    given = _LogSettings(graph, mapping, as_schema(schema), placed, file, count_copies)
     if workload is not None:
         if events is not None or subscriptions is not None:
             raise InputError("give a workload, or events with subscriptions, not both.")
@@ -129,7 +132,8 @@ class OpenLog:
     """A log that can be counted: its source, the classes of its subscriptions, attachments.
 
     `listed` are the subscriptions as they were read, `misplaced` attachments that cannot be used, `notes`
-    what may be a slip though nothing is lost.
+    what may be a slip though nothing is lost, `copies` files that were left out, each with the one that
+    it repeats.
     """
 
     source: "Source"
@@ -141,6 +145,7 @@ class OpenLog:
     misplaced: tuple[RejectedRow, ...] = ()
     notes: tuple[str, ...] = ()
     memory: str | None = None
+    copies: Mapping[str, str] = field(default_factory=dict)
 
     def rejects(self, found: "PassResult", **given: Any) -> Rejects:
         """What a pass over it, and the reading of its subscriptions, could not use."""
@@ -151,6 +156,7 @@ class OpenLog:
             subscriptions_in=len(self.listed.bad) + len(self.listed.good),
             misplaced=self.misplaced,
             notes=self.notes,
+            copies=self.copies,
             **given,
         )
 
@@ -222,7 +228,9 @@ class Log:
             source, memory = self._files(session, self._given.schema)
             attached, misplaced = self._given.attached(self.overlay)
             classes = Classes.collapse((), self.overlay, source.schema.attributes)
-            return OpenLog(source, classes, attached, misplaced=misplaced, memory=memory)
+            return OpenLog(
+                source, classes, attached, misplaced=misplaced, memory=memory, copies=source.copies
+            )
         source, memory = self._files(session, self._given.schema)
         types = source.schema.attributes
         listed = read_subscriptions(self._subscriptions, types, self.overlay.index)
@@ -237,7 +245,7 @@ class Log:
         # with a given schema nobody has looked which fields the events have
         held = None if self._given.schema is not None else types.keys() | source.beside
         notes = tuple(_notes(listed, held, source.conflicts))
-        return OpenLog(source, classes, places, None, None, listed, misplaced, notes, memory)
+        return OpenLog(source, classes, places, None, None, listed, misplaced, notes, memory, source.copies)
 
     def open_for(self, session: Any, plan: Plan) -> OpenLog:
         """The events alone, read as a plan's filters ask for them, with the plan's subscriptions."""
@@ -248,7 +256,9 @@ class Log:
             return OpenLog(drawn.source, plan.classes, {**known, **attached}, misplaced=misplaced)
         source, memory = self._files(session, EventSchema(dict(plan.classes.schema)))
         places = {**plan.attachments, **attached}
-        return OpenLog(source, plan.classes, places, misplaced=misplaced, memory=memory)
+        return OpenLog(
+            source, plan.classes, places, misplaced=misplaced, memory=memory, copies=source.copies
+        )
 
     def _generated(self, overlay: Overlay) -> OpenLog:
         """The events of a workload, drawn where they are counted."""
@@ -274,7 +284,9 @@ class Log:
         assert not isinstance(self._events, _ModelEvents)
         memory = isinstance(self._events, _EventObjects)
         paths = self._events.paths(session)
-        return Files.of(session, paths, schema, self._given.mapping), paths[0] if memory else None
+        given = self._given
+        source = Files.of(session, paths, schema, given.mapping, count_copies=given.count_copies)
+        return source, paths[0] if memory else None
 
     def __repr__(self) -> str:
         where = f"Log of {self._events} on {self.overlay.name} ({several(len(self.overlay), 'broker')})"
@@ -284,6 +296,8 @@ class Log:
         read = f"{where}: {several(found.events_in, 'event')}"
         if found.files:
             read += f" in {several(found.files, 'file')}"
+        if found.copies:
+            read += f", {several(len(found.copies), 'copied file')} left out"
         if found.subscriptions_in:
             read += f", {several(found.subscriptions_in, 'subscription')}"
         return f"{read}\n{found.summary}" if found else read
@@ -305,6 +319,7 @@ class _LogSettings:
     schema: EventSchema | None
     attachments: Mapping[str, str]
     attachments_file: str | None
+    count_copies: bool = False
 
     def attached(self, overlay: Overlay) -> tuple[dict[str, str], tuple[RejectedRow, ...]]:
         """Client -> broker, and the entries whose broker the overlay does not have."""

@@ -65,6 +65,8 @@ class Rejects:
     misplaced         attachments to brokers that the overlay does not have
     unreached         fields that no filter can reach, with how many values they have
     notes             sentences about fields and types, where nothing is lost but something may be a slip
+    copies            files that were left out since they repeat another one byte for byte, each with that
+                      one; no event is lost by that
     """
 
     events_in: int = 0
@@ -80,6 +82,7 @@ class Rejects:
     unreached: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     faults: int = 0
+    copies: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -150,6 +153,17 @@ class Rejects:
                 "Attach them to brokers, or name another publisher field."
             )
 
+    def notes_and_copies(self) -> Iterator[str]:
+        """Sentences: the notes, then the first copies."""
+        yield from self.notes
+        for copy, first in list(self.copies.items())[:ROWS_SHOWN]:
+            yield f"{copy} is a copy of {first}, byte for byte, and is not counted again"
+        more = len(self.copies) - ROWS_SHOWN
+        if more > 0:
+            yield f"{several(more, 'more file')} {'is a copy' if more == 1 else 'are copies'}"
+        if self.copies:
+            yield "to count copies too, give --count-copies, or count_copies=True in Python"
+
     @property
     def fields_line(self) -> str | None:
         """A sentence about fields that no filter can reach, if there are any."""
@@ -184,13 +198,17 @@ class Rejects:
             "reasons": dict(self.reasons),
             "publishers_without_broker": dict(list(self.unknown.items())[:_NAMES_IN_FIGURES]),
             "unreachable_fields": dict(self.unreached),
+            "files_left_out": len(self.copies),
+            "copies": dict(list(self.copies.items())[:_NAMES_IN_FIGURES]),
         }
 
     def __repr__(self) -> str:
-        return "\n".join([self.summary, *(f"  {line}" for line in self.lines())])
+        return "\n".join(
+            [self.summary, *(f"  {line}" for line in (*self.notes_and_copies(), *self.lines()))]
+        )
 
     def _repr_html_(self) -> str:
-        return html_lines(self.summary, list(self.lines()))
+        return html_lines(self.summary, [*self.notes_and_copies(), *self.lines()])
 
 
 def several(count: int, noun: str) -> str:

@@ -551,7 +551,7 @@ def test_odd_names_are_found_and_links_are_followed_once(spark: SparkSession, tm
     folder = tmp_path / "x"
     folder.mkdir()
     for name in ("col:on.jsonl", "12:30.jsonl", "z#?*[1].jsonl", "back\\s.jsonl", "a b%20.jsonl"):
-        (folder / name).write_text('{"id":"1"}\n')
+        (folder / name).write_text(json.dumps({"id": name}) + "\n")
     (folder / "loop").symlink_to(".")
     (folder / "again.jsonl").symlink_to("12:30.jsonl")
     whole = Files.of(spark, [str(folder)])

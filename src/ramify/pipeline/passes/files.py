@@ -31,6 +31,7 @@ from ramify.content.events.events import AttributeType, EventSchema
 from ramify.content.events.flatten import PLAIN, FieldMapping
 from ramify.content.events.readers import LogKind
 from ramify.errors import InputError
+from ramify.pipeline.passes.copies import copies_among
 from ramify.pipeline.passes.pieces import (
     Attributes,
     FileFault,
@@ -96,6 +97,8 @@ class Files:
     through_spark    whether the bytes come from Spark, or from files that tasks open
     empty            paths that were given and hold no file, among others that do
     by_arrival       whether panes go by when a file was last written, not by the events' own times
+    copies           local files that repeat another one byte for byte, each with that one: they are not
+                     among the files, so that no event counts twice
     """
 
     schema: EventSchema
@@ -110,6 +113,7 @@ class Files:
     files: tuple[ListedFile, ...] = field(default=(), repr=False)
     empty: tuple[str, ...] = ()
     by_arrival: bool = False
+    copies: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
@@ -121,12 +125,14 @@ class Files:
         *,
         piece_bytes: int = PIECE_BYTES,
         through_spark: bool | None = None,
+        count_copies: bool = False,
     ) -> Files:
         """The events in files, directories (all files below), globs and URLs of any kind that Spark reads.
 
         Without a schema, a Spark job looks at the first records of up to 64 files spread over the list:
         the type that most files have decides, integers widen to doubles, and what else differs is in
-        `conflicts`.
+        `conflicts`. Of local files that are equal byte for byte, the first by path is kept, unless
+        `count_copies` says that all of them count.
 
         Raises
         ------
@@ -139,8 +145,11 @@ class Files:
         given = tuple(dict.fromkeys(p for path in paths for p in _resolved(path, here)))
         found = _listed_here(given) if runs_here(spark) else []
         found = found or listed(spark, given)
+        empty = tuple(path for path in given if not any(_is_at(file.path, path) for file in found))
         found = _distinct(found) if here else found
         _check_named(given, found)
+        copies = copies_among({f.path: f.length for f in found}) if here and not count_copies else {}
+        found = [file for file in found if file.path not in copies]
         remote = next((file.path for file in found if not file.path.startswith("file:/")), None)
         if through_spark is False and remote is not None:
             raise InputError("only Spark can read this file; leave out through_spark=False", path=remote)
@@ -153,7 +162,8 @@ class Files:
             piece_bytes=piece_bytes,
             given=given,
             files=tuple(found),
-            empty=tuple(path for path in given if not any(_is_at(file.path, path) for file in found)),
+            empty=empty,
+            copies={shown(copy): shown(first) for copy, first in copies.items()},
         )
         return files if schema is not None else _inferred(spark, files)
 
@@ -178,7 +188,7 @@ class Files:
 
     def __getstate__(self) -> dict[str, Any]:
         # The list can be long, and tasks get their part of it as rows.
-        return {**self.__dict__, "files": (), "given": ()}
+        return {**self.__dict__, "files": (), "given": (), "copies": {}}
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """One row a piece: path, start, stop, length, and the content where it comes from Spark.
