@@ -361,7 +361,10 @@ class _EventFiles:
     @property
     def is_brief(self) -> bool:
         paths = [Path(path) for path in self.given]
-        return all(path.is_file() for path in paths) and _bytes(paths) <= _BRIEF_BYTES
+        try:
+            return all(path.is_file() for path in paths) and _bytes(paths) <= _BRIEF_BYTES
+        except OSError:  # one went meanwhile: the reading of the log says so
+            return False
 
     def __str__(self) -> str:
         first, *more = self.given

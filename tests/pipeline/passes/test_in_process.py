@@ -94,11 +94,39 @@ def several(folder: Path) -> list[str]:
     return [str(folder / "deep")]
 
 
+def changing(folder: Path) -> list[str]:
+    """Files whose schema changes from one to the next, and some that were cut off."""
+    for number, change in enumerate(
+        (
+            {},
+            {"price": "dear"},
+            {"price": [1, 2]},
+            {"price": None},
+            {"price": ...},
+            {"colour": 7},
+            {"publisher": ...},
+            {"publisher": 1.5},
+            {"time": ...},
+            {"time": 1.5},
+            {"id": ...},
+            {"id": 2.5},
+        )
+    ):
+        rows = [json.loads(line) | change for line in lines(40, number + 10)]
+        kept = [{name: value for name, value in row.items() if value is not ...} for row in rows]
+        pq.write_table(pa.Table.from_pylist(kept), folder / f"{number:02}.parquet", row_group_size=15)
+    (folder / "cut.parquet").write_bytes((folder / "00.parquet").read_bytes()[:-100])
+    (folder / "cut.ndjson").write_text("\n".join(lines(50, 50))[:-5])
+    (folder / "empty.ndjson.gz").write_bytes(b"")
+    return [str(folder)]
+
+
 LOGS: dict[str, Callable[[Path], list[str]]] = {
     "bad rows": bad_rows,
     "cloudevents": cloudevents,
     "parquet": parquet,
     "several files": several,
+    "a schema that changes": changing,
 }
 
 
@@ -186,6 +214,30 @@ def test_the_comparison_sees_rejects_of_every_kind(tmp_path: Path) -> None:
         "unknown_kind",
     }
     assert lines_of == {4, 41, 78}
+
+
+def test_a_schema_that_changes_costs_what_cannot_be_used_and_all_of_that_is_told(tmp_path: Path) -> None:
+    source = Files.of(InProcess(), changing(tmp_path), piece_bytes=4096)
+    assert {(c.attribute, str(c.used), str(c.other), Path(c.file).name) for c in source.conflicts} == {
+        ("price", "double", "string", "01.parquet"),
+        ("price", "double", "array<double>", "02.parquet"),
+        ("colour", "string", "int64", "05.parquet"),
+    }
+    classes = Classes.collapse(SUBSCRIPTIONS, OVERLAY, source.schema.attributes)
+    with reckoned(InProcess(), source, classes.filters, counting(classes, None)) as result:
+        told = {(Path(row["file"]).name, row["reason"]): row for row in result.first_rejects(1000)}
+        times = [row for row in result.first_rejects(1000) if row["reason"] == "bad_time"]
+    assert told.keys() == {
+        ("07.parquet", "unusable_columns"),
+        ("09.parquet", "bad_time"),
+        ("10.parquet", "missing_column"),
+        ("11.parquet", "missing_column"),
+        ("cut.parquet", "damaged_file"),
+        ("cut.ndjson", "not_json"),
+        ("empty.ndjson.gz", "damaged_file"),
+    }
+    assert len(times) == 40
+    assert result.totals.good == 8 * 40 + 49  # 12 files of 40 without four of them, and the lines
 
 
 def test_what_only_spark_can_do_is_said(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from ramify.content.events.flatten import PLAIN, FieldMapping
 from ramify.content.events.readers import infer_schema, read_events
 from ramify.errors import InputError
 from ramify.pipeline.passes.files import Conflict, Files, ListedFile, absolute, bundles, cut, listed
-from ramify.pipeline.passes.pieces import Piece, PieceReader, merged
+from ramify.pipeline.passes.pieces import Piece, PieceReader, _Part, merged
 from ramify.pipeline.passes.sources import Chunk, PieceCount, Reject
 
 A = AttributeType
@@ -48,6 +48,11 @@ def by_pieces(reader: PieceReader, pieces: Sequence[Piece]) -> list[Chunk]:
 
 def events(chunks: Sequence[Any]) -> list[Any]:
     return sorted((e for c in chunks for e in batch_to_events(c.batch)), key=repr)
+
+
+def spelled(events: Sequence[Any]) -> list[str]:
+    """Events as texts, in which NaN equals itself."""
+    return [repr(replace(event, attributes=dict(sorted(event.attributes.items())))) for event in events]
 
 
 def placed_by_hand(chunks: Sequence[Chunk]) -> list[tuple[Any, ...]]:
@@ -89,7 +94,7 @@ def check_equal(path: Path, size: int, schema: EventSchema = SCHEMA, mapping: Fi
         [Piece(f"file:{path}", 0, length, length, whole)],
     ):
         chunks = by_pieces(reader, pieces)
-        assert events(chunks) == events(plain)
+        assert spelled(events(chunks)) == spelled(events(plain))
         assert placed_by_hand(chunks) == expected
         assert sum((Counter(c.unaddressable) for c in chunks), Counter()) == unaddressable
         check_totals(chunks)
@@ -305,8 +310,11 @@ def test_a_broken_gzip_keeps_what_came_before(tmp_path: Path) -> None:
     kept = {e.id for e in events(chunks)}
     assert 100 < len(kept) < 300
     assert kept == {str(i) for i in range(len(kept))}
-    path.write_bytes(b"no gzip at all")
-    assert faults(read_in(path)) == [("damaged_file", 1)]
+    for content in (b"no gzip at all", b""):
+        path.write_bytes(content)
+        assert faults(read_in(path)) == [("damaged_file", 1)]
+        with pytest.raises(InputError, match="damaged or cut off"):
+            list(read_events(path))
 
 
 def test_a_file_without_an_id_column_is_one_reject_with_the_column(tmp_path: Path) -> None:
@@ -324,6 +332,89 @@ def test_a_file_that_vanished_is_told_by_every_piece_and_counted_once() -> None:
     chunks = by_pieces(PieceReader(SCHEMA), cut_every("file:/nowhere/log.jsonl", 300, 100))
     assert faults(chunks) == [("missing_file", 1), ("missing_file", 0), ("missing_file", 0)]
     check_totals(chunks)
+
+
+@pytest.mark.parametrize("size", [100, 1 << 20])
+@pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz", "log.parquet"])
+def test_a_file_that_became_shorter_since_it_was_listed_is_told_and_not_used(
+    tmp_path: Path, name: str, size: int
+) -> None:
+    path = tmp_path / name
+    lines = b"".join(b'{"id":"%d"}\n' % i for i in range(60))
+    if name == "log.parquet":
+        native(path, 60, 10)
+    else:
+        path.write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
+    data = path.read_bytes()
+    pieces = cut_every(f"file:{path}", len(data), size)
+    # cut off between two lines, and replaced by nothing: nothing but the length is wrong
+    for rest in (lines[: lines.index(b"\n") + 1], b""):
+        path.write_bytes(rest)
+        chunks = by_pieces(PieceReader(SCHEMA), pieces)
+        told = faults(chunks)
+        assert (told[0], {reason for reason, _ in told}) == (("changed_file", 1), {"changed_file"})
+        assert sum(rows for _, rows in told) == 1
+        assert events(chunks) == []
+        check_totals(chunks)
+
+
+def test_what_is_appended_to_lines_after_they_were_listed_is_left_to_the_next_pass(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    lines = "".join(f'{{"id":"{i}"}}\n' for i in range(60))
+    path.write_text(lines)
+    pieces = cut_every(f"file:{path}", len(lines), 100)
+    path.write_text(lines + lines)
+    chunks = by_pieces(PieceReader(SCHEMA), pieces)
+    assert (len(events(chunks)), faults(chunks)) == (60, [])
+
+
+def test_a_parquet_file_that_was_written_anew_since_it_was_listed_is_not_read_in_part(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "log.parquet"
+    native(path, 20, 10)
+    pieces = cut_every(f"file:{path}", path.stat().st_size, 200)
+    native(path, 90, 10)
+    assert {reason for reason, _ in faults(by_pieces(PieceReader(SCHEMA), pieces))} == {"changed_file"}
+
+
+def test_what_spark_hands_over_is_as_long_as_what_was_listed() -> None:
+    content = pa.py_buffer(b'{"id":"1"}\n')
+    for stop, told in ((11, []), (30, [("changed_file", 1)])):
+        piece = Piece("s3://bucket/log.jsonl", 0, stop, 11, content)
+        assert faults(by_pieces(PieceReader(SCHEMA, through_spark=True), [piece])) == told
+
+
+def test_a_file_that_becomes_shorter_while_it_is_read_is_damaged() -> None:
+    class Shrinking(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            return b"" if self.tell() >= 40 else super().read(min(size or 40, 40 - self.tell()))
+
+    part = _Part(Shrinking(b'{"id":"1"}\n' * 10), 11, 110)
+    assert b"".join(iter(lambda: part.read(1 << 20), b"")).startswith(b'{"id":"1"}\n')
+    assert isinstance(part.error, EOFError)
+    whole = _Part(io.BytesIO(b'{"id":"1"}\n{"id":"2"}'), 0, 21)
+    while whole.read(5):
+        pass
+    assert whole.error is None
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz", "log.parquet"])
+def test_a_file_that_is_cut_off_anywhere_never_loses_rows_silently(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    lines = b"".join(b'{"id":"%d"}\n' % i for i in range(12))
+    if name == "log.parquet":
+        native(path, 12, 5)
+    else:
+        path.write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
+    data = path.read_bytes()
+    for length in range(0, len(data), 1 if name != "log.parquet" else 29):
+        path.write_bytes(data[:length])
+        chunks = read_in(path, 1 << 20)
+        # lines may end anywhere: after a record, with its newline or without, nothing is amiss
+        between = name == "log.jsonl" and (not length or data[length - 1 : length] in (b"\n", b"}"))
+        assert sum(rows for _, rows in faults(chunks)) == (0 if between else 1), length
+        check_totals(chunks)
 
 
 def test_a_file_that_is_a_directory_or_of_no_kind_is_one_reject(tmp_path: Path) -> None:

@@ -85,6 +85,8 @@ def opened(source: Source) -> Iterator[tuple[IO[bytes], str | None]]:
     path = Path(source)
     try:
         with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb") as stream:
+            if path.suffix.lower() == ".gz" and path.stat().st_size == 0:
+                raise EOFError("it is empty")  # Python's own reader takes it for nothing compressed
             yield stream, path.name  # type: ignore[misc]
     except FileNotFoundError:
         raise InputError("there is no such file", path=str(path)) from None

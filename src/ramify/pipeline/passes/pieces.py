@@ -13,6 +13,7 @@ off: what came before it counts. Memory: one batch (a row group of Parquet), wha
 """
 
 import gzip
+import os
 import zlib
 from codecs import BOM_UTF8
 from collections import Counter
@@ -52,8 +53,10 @@ class FileFault:
     MISSING_COLUMN = "missing_column"
     UNUSABLE_COLUMNS = "unusable_columns"
 
+    CHANGED_FILE = "changed_file"
+
     EMPTY_DIRECTORY = "empty_directory"
-    OPENING = (MISSING_FILE, UNREADABLE_FILE)
+    OPENING = (MISSING_FILE, UNREADABLE_FILE, CHANGED_FILE)
     """What each piece of a file finds out by itself: the first claims a row, the others none."""
 
 
@@ -155,6 +158,8 @@ class PieceReader:
     def _json(self, piece: Piece, kind: LogKind, account: "_Account") -> Iterator[DecodedBatch]:
         if kind.gzipped and piece.start > 0:
             return
+        if kind.gzipped and piece.length == 0:
+            raise _damage(EOFError("it is empty"))
         with self._opened(piece) as stream:
             try:
                 form, part = _begun(_unpacked(stream, kind), piece, kind, self.mapping)
@@ -196,8 +201,12 @@ class PieceReader:
 
     @contextmanager
     def _opened(self, piece: Piece) -> Iterator[Any]:
-        if piece.content is not None or piece.length == 0:
-            yield pa.BufferReader(piece.content if piece.content is not None else b"")
+        if piece.content is not None:
+            _check_length(piece, piece.stop, piece.content.size)
+            yield pa.BufferReader(piece.content)
+            return
+        if piece.length == 0:
+            yield pa.BufferReader(b"")
             return
         if self.through_spark:
             text = (
@@ -214,6 +223,7 @@ class PieceReader:
             text = f"the file cannot be read: {error.strerror or error}"
             raise _FaultError(FileFault.UNREADABLE_FILE, text, whole=True, transient=True) from None
         with stream:
+            _check_length(piece, piece.length, os.fstat(stream.fileno()).st_size)
             yield stream
 
 
@@ -240,6 +250,18 @@ class _FaultError(Exception):
     def __init__(self, reason: str, detail: str, *, whole: bool = False, transient: bool = False) -> None:
         self.reason, self.detail, self.whole, self.transient = reason, detail, whole, transient
         super().__init__(detail)
+
+
+def _check_length(piece: Piece, listed: int, length: int) -> None:
+    """Refuse a file that is no longer what was listed. What was only appended to JSON lines does no harm:
+    the lines that were there are read. Parquet has its footer at the end, so that any length tells."""
+    kind = LogKind.of(piece.path)
+    if length < listed or (length > listed and kind is not None and kind.parquet):
+        text = (
+            f"the file had {listed} bytes when it was listed and has {length} now; "
+            "run again when nothing writes to it"
+        )
+        raise _FaultError(FileFault.CHANGED_FILE, text, whole=True, transient=True)
 
 
 def _damage(error: BaseException) -> _FaultError:
@@ -362,6 +384,8 @@ class _Part:
             chunk = self.take(size)
         except _BROKEN as error:
             self.error, chunk = error, b""
+        if not chunk and self.error is None and self.stop is not None and self.at < self.stop:
+            self.error = EOFError("it has become shorter while it was read")
         if self.stop is not None and self.at + len(chunk) >= self.stop:
             end = chunk.find(b"\n", max(0, self.stop - 1 - self.at))
             if end >= 0:
