@@ -10,6 +10,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from ramify.content.filters.space import Axis, Grid
+from ramify.network.graphs.overlay import Overlay
 from ramify.network.graphs.specs import overlay_from
 from ramify.pipeline.jobs import write_demand
 from ramify.pipeline.passes.files import Files
@@ -28,19 +29,26 @@ from ramify.planning.demand.tally import TallySettings
 from ramify.planning.plans.problem import Problem
 from ramify.planning.schemes.catalog import make_plan
 from ramify.workloads.catalog import workload_from
+from ramify.workloads.workload import Workload
 
 
 def rows(frame: DataFrame) -> list[str]:
     return sorted(json.dumps(row, default=str, sort_keys=True) for row in frame.toArrow().to_pylist())
 
 
-def run(spark: SparkSession, output: Path, folder: str, which: str = "all") -> None:
+def counted_by() -> tuple[Overlay, Workload, Classes, TallySettings]:
+    """Where the events come from, and how they are counted."""
     overlay = overlay_from("cloud-regions")
     workload = workload_from("demo:events=3000", overlay, 5)
     classes = Classes.collapse(workload.subscriptions, overlay, workload.schema.attributes)
     counting = TallySettings.of(
         classes, overlay, workload.attachments, split=Split((0.5, 0.25, 0.25), seed=2), pane_us=60_000_000
     )
+    return overlay, workload, classes, counting
+
+
+def run(spark: SparkSession, output: Path, folder: str, which: str = "all") -> None:
+    overlay, workload, classes, counting = counted_by()
     found: dict[str, Any] = {}
     files = Files.of(spark, [folder])
     with reckoned(spark, files, classes.filters, counting) as passed:

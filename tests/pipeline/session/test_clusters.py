@@ -93,6 +93,23 @@ def test_a_job_gives_the_same_rows_on_a_standalone_cluster_as_locally(
     assert which == "core" or tables == expected
 
 
+@pytest.mark.long  # a cluster of its own, which also needs time to start executors anew
+def test_a_job_that_loses_executors_gives_the_same_rows(
+    local: list[str], folder: str, tmp_path: Path
+) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    job = (HERE / "job_lost_executors.py", (folder, str(marks)))
+    with standalone_cluster(tmp_path / "cluster") as place:
+        (found,) = run_jobs(place, [job], tmp_path / "out")
+    killed = [int(mark.read_text()) for mark in marks.iterdir()]
+    assert len(set(killed)) == 3
+    started = list((tmp_path / "cluster").glob("work-*/app-*/*"))
+    assert len(started) >= 2 + 2, "executors were started in place of those killed"
+    tables, expected = json.loads(found.read_text()), json.loads(local[1])
+    assert tables == {name: expected[name] for name in tables}
+
+
 # -------------------------------------------------------------------------- a Spark that commands join
 
 
