@@ -13,6 +13,7 @@ checked (`Totals`). All sums are of integers: the result does not depend on part
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -221,12 +222,21 @@ class PassResult:
         return absolute(rejects, pieces).select(TABLES["quarantine"].schema.names)
 
     def first_rejects(self, most: int) -> tuple[dict[str, Any], ...]:
-        """The first rows of `quarantine`, by file and position; no job when there are none."""
+        """Rows of `quarantine` by file and position; no job when there are none.
+
+        The first of each file and reason come before any second one: a file of bad records hides no other.
+        """
         if not self.totals.faults:
             return ()
         if isinstance(self._rows, KeptRows):
-            return tuple(self._rows.rejects(self._unread)[:most])
-        ordered = self.quarantine.orderBy("file", "position", "reason").limit(most)
+            return tuple(_of_each_first(self._rows.rejects(self._unread), most))
+        from pyspark.sql import Window
+        from pyspark.sql import functions as sf
+
+        number = sf.row_number().over(Window.partitionBy("file", "reason").orderBy("position"))
+        numbered = self.quarantine.withColumn("_number", number)
+        chosen = numbered.orderBy("_number", "file", "position", "reason").limit(most)
+        ordered = chosen.orderBy("file", "position", "reason").drop("_number")
         return tuple(_arrow(ordered).to_pylist())
 
     def reject_reasons(self) -> dict[str, int]:
@@ -590,6 +600,16 @@ def _summed(pairs: Any) -> dict[Any, int]:
     for key, count in pairs:
         found[key] = found.get(key, 0) + count
     return dict(sorted(found.items(), key=lambda item: str(item[0])))
+
+
+def _of_each_first(rejects: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """Some rows of the quarantine, in order: the first of each file and reason, then the second ones."""
+    seen: Counter[tuple[str | None, str]] = Counter()
+    turns = []
+    for index, row in enumerate(rejects):
+        turns.append((seen[row["file"], row["reason"]], index))
+        seen[row["file"], row["reason"]] += 1
+    return [rejects[index] for index in sorted(index for _, index in sorted(turns)[:most])]
 
 
 def _equal(column: Any, value: int) -> Any:
