@@ -25,7 +25,9 @@ TABLE = [
         "the lane from v1 waits (5 messages)",
     ),
     ({"waiting": {"*": 2}, "waiting_s": 99.0, "trouble": "why"}, "stalled", "committed for 99 s: why"),
-    ({"unreached": ("v2", "v1")}, "routing", "servers of v1, v2"),
+    ({"unreached": {"v2": "", "v1": "refused"}}, "routing", "servers of v1 (refused), v2"),
+    ({"silence": "no answer", "waiting_s": 99.0, "waiting": {"v1": 1}}, "stuck", "no answer"),
+    ({"ready": False, "silence": "no route", "trouble": "old"}, "starting", "no route"),
 ]
 
 

@@ -118,12 +118,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        return super().call_at(when, self._fire, callback, args, context=context)
+        timer: list[asyncio.TimerHandle] = []
+        timer.append(super().call_at(when, self._fire, timer, callback, args, context=context))
+        return timer[0]
 
-    def _fire(self, callback: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def _fire(
+        self, timer: list[asyncio.TimerHandle], callback: Callable[..., Any], args: tuple[Any, ...]
+    ) -> None:
         if self.stopped and PROCESS.get() in self.stopped:
-            self.call_soon(callback, *args)
-        else:
+            self.call_soon(self._fire, timer, callback, args)
+        # what runs before it when a process wakes may cancel it
+        elif not timer[0].cancelled():
             callback(*args)
 
     def later(self, delay: float, callback: Callable[..., Any], *args: Any) -> asyncio.TimerHandle:

@@ -22,6 +22,7 @@ from ramify.content.events.events import AttributeType, Event, batch_to_events, 
 from ramify.content.filters.subscriptions import Subscription
 from ramify.errors import LiveError
 from ramify.network.graphs.overlay import Link, Overlay
+from ramify.overlay.control.health import Health, health
 from ramify.overlay.control.steps import Node
 from ramify.overlay.histories.checker import judge
 from ramify.overlay.histories.conditions import digest, holds, sql_of
@@ -63,8 +64,10 @@ __all__ = ["RunResult", "run"]
 SCHEMA = {"x": AttributeType.INT64, "k": AttributeType.STRING}
 _PATIENCE_S = 15.0
 _SETTLE_S = 50.0
-"""After the last fault, and the last acknowledgement, all must have come. A request of a client that died
-stays for half a minute, and takes what is meant for the next one."""
+"""After the last fault, the last acknowledgement and the last event that came, all must have come. What a
+client that died asked for stays for half a minute, and takes what is meant for the next one."""
+_LONGEST_SETTLE_S = 400.0
+"""Events that go on coming are late, not lost: a small log makes room every few seconds."""
 _AFTER_S = 2.0
 _LOOK_S = 1.0
 
@@ -110,6 +113,8 @@ class _World:
         self.processes: dict[str, str] = {}
         self.tasks: dict[str, asyncio.Task[Any]] = {}
         self.states: dict[str, Broker | ControlledBroker] = {}
+        # of every process, also of those that are dead or were replaced
+        self.brokers: list[Broker] = []
         self.dead: set[str] = set()
         self.down: dict[str, int] = {}
         self.positions: dict[str, int] = {}
@@ -192,6 +197,7 @@ class _World:
             node.flip(0)
             broker = Broker(config, node)
         self.states[name] = broker
+        self.brokers.append(broker.broker if isinstance(broker, ControlledBroker) else broker)
         try:
             await broker.run()
         except SupersededError:
@@ -465,10 +471,16 @@ class _World:
                 continue
             broker = state.broker if isinstance(state, ControlledBroker) else state
             status = state.status() if isinstance(state, ControlledBroker) else broker.status("s", 0.0)
-            unread = [reader.unread for reader in broker.keeper.readers.values()]
-            lags = [status.lag_published, *status.lag_links.values(), *unread]
-            if any(lags) or status.trouble or (isinstance(state, ControlledBroker) and not status.routing):
-                tells.append(f"{name}: lag {lags} {status.trouble}")
+            # only what a status has: how far neighbours have read is not in it
+            clients = {c: r.unread for c, r in broker.keeper.readers.items() if c.startswith("client_")}
+            lags = [status.lag_published, *status.lag_links.values(), *clients.values()]
+            fares = (
+                Health(status.health, status.why)
+                if isinstance(state, ControlledBroker)
+                else health(broker.figures())
+            )
+            if any(lags) or status.trouble or fares != Health("routing"):
+                tells.append(f"{name}: {fares.word} {fares.why}; lag {lags} {status.trouble}")
         self.rows.append(StatusRow(now, now, tuple(tells), tuple(alarms)))
 
     def missing(self) -> list[tuple[str, str]]:
@@ -510,7 +522,10 @@ class _World:
         over = start + max((act.at + act.seconds for act in scenario.acts), default=0.0)
         look_at = loop.time()
         self.calm_at = over
-        while loop.time() < self.calm_at + _SETTLE_S:
+        came, came_at = 0, over
+        while loop.time() < min(max(self.calm_at, came_at) + _SETTLE_S, self.calm_at + _LONGEST_SETTLE_S):
+            if len(self.got) > came:
+                came, came_at = len(self.got), loop.time()
             await asyncio.sleep(0.25)
             self._check_processes()
             if loop.time() >= look_at:
@@ -541,6 +556,10 @@ class _World:
         for process, task in self.tasks.items():
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 raise AssertionError(f"{process} ended with {error!r}") from error
+        for broker in self.brokers:
+            if self.scenario.syncs and broker.alarms.count:
+                what = "; ".join(alarm.what for alarm in broker.alarms.shown)
+                raise AssertionError(f"{broker.config.name} tells of a loss, no disk lost anything: {what}")
         if self.loop.faults:
             raise AssertionError(f"in the loop: {self.loop.faults[0]}")
 

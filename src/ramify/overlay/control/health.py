@@ -9,7 +9,8 @@ word, and says why.
     cut off       it cannot renew its lease, so it may not route
     catching up   it has not carried out yet what the leader decided
     log full      its log has no room: who reads it is behind
-    stuck         its server takes no writes: a full disk, a stream that is dead, a server without a leader
+    stuck         its server takes no writes: a full disk, a stream that is dead, a server without a leader;
+                  or it does not answer
     stalled       something waits, and nothing was committed for too long
     routing       none of these
 """
@@ -37,7 +38,8 @@ class HealthFigures:
     waiting_s  for how long something has waited without any commit
     full_s     for how long the log has had no room; `holders`: what its readers have not read
     stuck_s    for how long the log has taken no write, for another reason
-    unreached  inputs whose server cannot be reached
+    silence    what its own server does not answer; empty while it does
+    unreached  neighbours whose server cannot be reached, or does not answer -> why, where that is known
     trouble    what went wrong last
     """
 
@@ -51,7 +53,8 @@ class HealthFigures:
     full_s: float = 0.0
     holders: Mapping[str, int] = field(default_factory=dict)
     stuck_s: float = 0.0
-    unreached: tuple[str, ...] = ()
+    silence: str = ""
+    unreached: Mapping[str, str] = field(default_factory=dict)
     trouble: str = ""
 
 
@@ -66,7 +69,7 @@ class Health:
 def health(figures: HealthFigures) -> Health:
     """The worst that is true of a broker."""
     f = figures
-    because = f": {f.trouble}" if f.trouble else ""
+    because = f": {f.silence or f.trouble}" if f.silence or f.trouble else ""
     if not f.leased:
         return Health("lost", "it has no lease")
     if f.age_s >= SILENT_S:
@@ -83,12 +86,15 @@ def health(figures: HealthFigures) -> Health:
         return Health("log full", f"its log has had no room for {f.full_s:.0f} s{by}")
     if f.stuck_s >= _FULL_S:
         return Health("stuck", f"its server has taken no write for {f.stuck_s:.0f} s{because}")
+    if f.silence:
+        return Health("stuck", f.silence)
     if f.waiting_s >= STALLED_S and (most := _largest(f.waiting)):
         where = "what clients published" if most[0] == "*" else f"the lane from {most[0]}"
         text = f"{where} waits ({most[1]:,} messages), and nothing was committed for {f.waiting_s:.0f} s"
         return Health("stalled", text + because)
     if f.unreached:
-        return Health("routing", f"it cannot reach the servers of {', '.join(sorted(f.unreached))}")
+        names = (f"{name} ({why})" if why else name for name, why in sorted(f.unreached.items()))
+        return Health("routing", f"it cannot reach the servers of {', '.join(names)}")
     return Health("routing")
 
 

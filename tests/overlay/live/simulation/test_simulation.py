@@ -5,13 +5,20 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from project import ROOT
+from ramify.overlay.control.steps import Node
+from ramify.overlay.histories.rows import StatusRow
+from ramify.overlay.live.broker.broker import Broker, BrokerConfig
+from ramify.overlay.live.broker.log import OutLog, SupersededError
+from ramify.overlay.live.wire.streams import Endpoint
+from ramify.overlay.live.wire.tasks import run_to_end
 from simulation.mutations import MUTATIONS, Mutation
 from simulation.scenario import Act, Scenario, drawn, shrunk
-from simulation.world import run
+from simulation.world import RunResult, run
 
 CHUNKS, SEEDS = 10, 20
 # other seeds each time, but on CI, where a change is judged by itself
@@ -97,6 +104,75 @@ def test_a_server_that_its_router_cannot_reach_is_told_of() -> None:
     assert result.is_good, result.story()
     assert result.verdict is not None
     assert max(result.verdict.latency_s) > 20
+
+
+def test_a_neighbour_that_cannot_be_reached_is_named_until_it_can_be() -> None:
+    """Its lane does not move, and the router has heard of nothing that waits there."""
+    acts = (
+        Act(2.0, "part", "router:v1", "v0", seconds=25.0),
+        Act(5.4, "publish", "w0", number=3),
+        Act(45.0, "publish", "w0", number=1),
+    )
+    clients, subscriptions = {"w0": "v0", "r0": "v1"}, {"s0": ("r0", 4)}
+    result = run(Scenario(1, ("v0", "v1"), (("v0", "v1"),), clients, subscriptions, "mst", acts))
+    assert result.is_good, result.story()
+    assert "v1: routing it cannot reach the servers of v0" in "".join(tells(result, 15.0, 27.0))
+    assert tells(result, 33.0, 60.0) == []
+
+
+def test_a_router_that_was_replaced_raises_no_alarm() -> None:
+    """What another one read and acknowledged is gone from the lane too: that is no loss."""
+    config = BrokerConfig("v0", Endpoint("nats://localhost:1"), {})
+    broker = Broker(config, Node("v0"))
+    log = mock.create_autospec(OutLog, instance=True)
+    broker._log = log
+    broker._lost("v1", "a hole")
+    log.check_claim.side_effect = SupersededError("another router runs this broker")
+    with pytest.raises(SupersededError):
+        run_to_end(broker._tell_losses())
+    assert broker.alarms.count == 0
+    # and one that is not replaced does
+    log.check_claim.side_effect = None
+    run_to_end(broker._tell_losses())
+    run_to_end(broker._tell_losses())
+    assert [alarm.what for alarm in broker.alarms.shown] == ["a hole"]
+    assert broker.alarms.count == 1
+
+
+def test_trouble_that_is_over_is_said_no_more() -> None:
+    """A look at the status that still tells of it would hide a later stall."""
+    acts = (
+        *(Act(1.95 + 0.0004 * i, "publish", "w0", number=2) for i in range(125)),
+        # in the middle of a write
+        Act(2.0, "part", "router:v0", "v0", seconds=12.0),
+        Act(60.0, "publish", "w0", number=1),
+    )
+    clients, subscriptions = {"w0": "v0", "r0": "v0"}, {"s0": ("r0", 4)}
+    result = run(Scenario(1, ("v0",), (), clients, subscriptions, "mst", acts))
+    assert result.is_good, result.story()
+    assert "no answer from the broker's server" in "".join(tells(result, 2.0, 12.0))
+    assert tells(result, 50.0, 70.0) == []
+
+
+def test_a_router_far_away_that_cannot_reach_its_server_says_so() -> None:
+    """As a seed found it: events wait three brokers away from their reader."""
+    acts = (
+        Act(2.1, "part", "router:v3", "v3", seconds=25.0),
+        Act(5.2, "publish", "w0", number=2),
+        Act(5.4, "publish", "w1", number=1),
+    )
+    brokers, links = ("v0", "v1", "v2", "v3"), (("v0", "v1"), ("v0", "v2"), ("v2", "v3"))
+    clients, subscriptions = {"w0": "v0", "w1": "v3", "r0": "v1"}, {"s0": ("r0", 4)}
+    result = run(Scenario(1, brokers, links, clients, subscriptions, "explicit", acts, out_bytes=24_000))
+    assert result.is_good, result.story()
+    assert "v3: stuck its server does not answer" in "".join(tells(result, 15.0, 27.0))
+
+
+def tells(result: RunResult, begin: float, end: float) -> list[str]:
+    """What the status told between two moments of the acts."""
+    looks = [row for row in result.rows if isinstance(row, StatusRow) and begin <= row.at - 1_001.0 <= end]
+    assert looks
+    return [tell for look in looks for tell in look.tells]
 
 
 REPLAY = """

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from itertools import count
 
 import nats.errors
-from nats.aio.client import Client as Nats
 
 from ramify.errors import LiveError
 from ramify.overlay.control.counters import Counters
@@ -49,6 +48,7 @@ from ramify.overlay.live.broker.log import (
 from ramify.overlay.live.broker.memory import StepSize, give_back
 from ramify.overlay.live.broker.published import look_at_published
 from ramify.overlay.live.broker.retention import UNSYNCED_S, Keeper
+from ramify.overlay.live.wire.connection import SteadyConnection
 from ramify.overlay.live.wire.pauses import REPEAT_LOG_S
 from ramify.overlay.live.wire.pull import Puller
 from ramify.overlay.live.wire.security import INFO
@@ -135,18 +135,21 @@ class Broker:
         self.clients: set[str] = set(config.clients)
         self.keeper = Keeper(config.sizes)
         self.ready = asyncio.Event()
-        # what went wrong last; and what its server does not answer, as long as that is so
+        # what went wrong last, until a step is committed or nothing waits
         self.trouble = ""
-        self._silence = ""
+        # input -> why its server cannot be reached, or does not answer, as long as that is known to be so
+        self._silent: dict[str, str] = {}
         # what was lost
         self.alarms = Alarms(config.name)
+        # input -> what it seems to have lost: seen, and not told yet
+        self._losses: list[tuple[str, str]] = []
         self._gate = gate
         self._on_commit = on_commit
         self._arrived = asyncio.Event()
         self._between = asyncio.Lock()
         self._posts: deque[_Post] = deque()
         self._inputs = Inputs(self._arrived, self._lost)
-        self._own: Nats | None = None
+        self._own: SteadyConnection | None = None
         self._log: OutLog | None = None
         self._begun: Mapping[str, int] | None = None
         self._begun_epoch = 0
@@ -254,16 +257,14 @@ class Broker:
             full_s=now - self._full_since if self._full_since else 0.0,
             holders={name: reader.unread for name, reader in readers if reader.unread},
             stuck_s=self.stuck_s,
-            unreached=tuple(
-                name
+            silence=self._silent.get(CLIENTS, ""),
+            unreached={
+                name: self._silent.get(name, "")
                 for name in self.config.neighbours
-                if name not in self._inputs or not self._reaches(name)
-            ),
+                if name not in self._inputs or not self._inputs[name].connection.is_answered
+            },
             trouble=self.trouble,
         )
-
-    def _reaches(self, name: str) -> bool:
-        return bool(self._inputs[name].connection.is_connected)
 
     def status(self, session: str, started_s: float) -> Status:
         """What every broker says of itself; what its governor knows is added to it."""
@@ -288,7 +289,7 @@ class Broker:
             entered=dict(c.entered),
             lag_published=published,
             lag_links=links,
-            trouble=self._silence or self.trouble,
+            trouble=self.trouble,
             alarms=self.alarms.shown,
             alarms_told=self.alarms.count,
         )
@@ -376,22 +377,24 @@ class Broker:
         self._inputs[name] = source
         self._arrived.set()
 
-    async def _connected(self, name: str, endpoint: Endpoint) -> Nats:
+    async def _connected(self, name: str, endpoint: Endpoint) -> SteadyConnection:
         """A connection, once its server is there."""
 
         def told(why: str) -> None:
             what = "its server" if name == CLIENTS else f"the server of {name}"
             _log.warning("broker %s cannot reach %s: %s", self.config.name, what, why)
-            if name == CLIENTS:
-                self._silence = f"the broker cannot reach its server: {why}"
+            self._silent[name] = f"it cannot reach its server: {why}" if name == CLIENTS else why
 
         failed = sparing(told, REPEAT_LOG_S)
         while True:
             try:
-                return await connect(endpoint, failed=failed, reconnected_cb=self._again(name))
+                connection = await connect(endpoint, failed=failed, reconnected_cb=self._again(name))
             except LiveError as error:
-                self.trouble = str(error)
+                self._silent[name] = str(error)
                 await asyncio.sleep(_RETRIES_S[-1])
+            else:
+                self._silent.pop(name, None)
+                return connection
 
     def _again(self, name: str) -> Callable[[], Awaitable[None]]:
         async def stale() -> None:
@@ -409,7 +412,7 @@ class Broker:
             except SupersededError:
                 raise
             except (LiveError, nats.errors.Error, TimeoutError, OSError) as error:
-                self.trouble = repr(error)
+                self.trouble = str(error) or repr(error)
                 await self._make_anew(error)
                 await asyncio.sleep(_RETRIES_S[min(attempt, len(_RETRIES_S) - 1)])
 
@@ -516,6 +519,7 @@ class Broker:
         try:
             if source.name == CLIENTS:
                 await self._look_at_published(source)
+                await self._tell_losses()
             await source.puller.reset(source.place)
         except BaseException:
             source.stale = True
@@ -531,11 +535,20 @@ class Broker:
 
     def _lost(self, name: str, what: str) -> None:
         """An input lost something. A step that was begun with it can be finished no more."""
-        self._alarm(name, what)
+        self._losses.append((name, what))
         key = CLIENTS if name == CLIENTS else token(name)
         if self._begun is not None and self._begun.get(key, 0) != self._out.positions.get(key, 0):
             self._begun = None
             self._out.abandon()
+
+    async def _tell_losses(self) -> None:
+        """Tell of what is lost, if this is the broker's router still: what another one that took its place
+        has read and acknowledged is gone too, and no loss."""
+        if self._losses:
+            await self._out.check_claim()
+            for name, what in dict.fromkeys(self._losses):
+                self._alarm(name, what)
+            self._losses.clear()
 
     def _alarm(self, about: str, what: str) -> None:
         self.alarms.tell(about, what)
@@ -561,6 +574,7 @@ class Broker:
         most = self._size.messages if self._narrow is None and self._size.events is None else 1
         taken = self._inputs.gather(self._out.positions, self._begun, most)
         self.counters.redeliveries = self._inputs.redeliveries
+        await self._tell_losses()
         if not taken:
             await self._acknowledge()
             return False
@@ -584,6 +598,7 @@ class Broker:
         self._size.learn(len(taken), done.outputs)
         self._inputs.commit(taken, end)
         self._faults, self._said, self._narrow = 0, "", None
+        self.trouble = ""
         if end is None:
             self.node.forget_intake()
         await self._acknowledge()
@@ -794,13 +809,20 @@ class Broker:
             try:
                 await self.alarms.save(self.connection)
                 await self.purge()
-                self._silence = ""
+                self._silent.pop(CLIENTS, None)
+                if not self._waits():
+                    self.trouble = ""
             except (LiveError, nats.errors.Error, TimeoutError, OSError) as error:
                 # a server that hangs, or cannot be reached, says nothing by itself: nothing waits, it seems
-                self._silence = f"the broker's server does not answer: {error}"
+                self._silent[CLIENTS] = f"its server does not answer: {str(error) or repr(error)}"
                 await self._make_anew(error)
             if self._size.settle():
                 await asyncio.to_thread(give_back)
+
+    def _waits(self) -> bool:
+        """Whether there is anything that trouble could hold up."""
+        published, links = self.lags()
+        return bool(published or any(links.values()) or self._posts or self._begun is not None)
 
     async def look(self) -> None:
         """See where readers stand (`keeper.readers`). Cost: a request per 256 lanes."""
@@ -823,7 +845,7 @@ class Broker:
         await self.keeper.purge_published(self.connection, routed, window_s)
 
     @property
-    def connection(self) -> Nats:
+    def connection(self) -> SteadyConnection:
         """To the own server, from when `run` has connected."""
         assert self._own is not None
         return self._own

@@ -25,13 +25,12 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from nats.aio.client import Client as Nats
-
 from ramify.errors import InputError
 from ramify.overlay.control.intake import ARROW_TYPE, ClientMessage
 from ramify.overlay.control.lanes import Inlet, LaneVerdict
 from ramify.overlay.control.names import PROBE, name_of, token
 from ramify.overlay.control.steps import NeighbourMessage
+from ramify.overlay.live.wire.connection import SteadyConnection
 from ramify.overlay.live.wire.pauses import LANE_GAP_S
 from ramify.overlay.live.wire.pull import PulledMessage, Puller
 
@@ -65,7 +64,7 @@ before the first time is here by then."""
 class Input:
     """An input with its buffer. `due` is the last message that is safe, to be acknowledged."""
 
-    def __init__(self, name: str, puller: Puller, connection: Nats) -> None:
+    def __init__(self, name: str, puller: Puller, connection: SteadyConnection) -> None:
         self.name = name
         self.puller = puller
         self.connection = connection

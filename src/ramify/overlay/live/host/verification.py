@@ -454,6 +454,8 @@ def tells_of(view: Overview) -> tuple[tuple[str, ...], tuple[str, ...]]:
     for broker in view.brokers:
         if broker.state != "routing":
             tells.append(f"{broker.name}: {broker.state}")
+        elif broker.why:
+            tells.append(f"{broker.name}: {broker.why}")
         status = broker.status
         if status is None or (broker.age_s or 0.0) >= SILENT_S:
             tells.append(f"{broker.name}: no word of it")

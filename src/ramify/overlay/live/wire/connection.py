@@ -39,6 +39,12 @@ class SteadyConnection(Nats):
         self.unreadable = 0
         """Messages that were dropped because they could not be read."""
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether there is a connection, and the server has not left a ping unanswered until the next one.
+        It may be cut off without the kernel's knowing; the library gives such a one up later."""
+        return bool(self.is_connected) and self._pings_outstanding <= 1
+
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         # in the clear a server, or whoever answers in its place, must not name others to speak to
         told = info if self._trusts_announced else {**info, "connect_urls": []}

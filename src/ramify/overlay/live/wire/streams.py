@@ -116,7 +116,7 @@ class Sizes:
 
 async def connect(
     endpoint: Endpoint, *, failed: Callable[[Exception], None] = lambda error: None, **callbacks: Any
-) -> Nats:
+) -> SteadyConnection:
     """Connect, and again whenever the connection breaks, for good. Waits until the server is there.
 
     `failed` hears of every attempt before that which did not succeed.
@@ -190,7 +190,7 @@ def _seed_now(file: Path) -> str | None:
         return None  # as before, for the server to judge
 
 
-async def _made(client: Nats, options: Mapping[str, Any]) -> Nats:
+async def _made(client: SteadyConnection, options: Mapping[str, Any]) -> SteadyConnection:
     connecting: asyncio.Task[None] | None = None
     try:
         async with _slots():
