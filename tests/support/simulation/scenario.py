@@ -21,6 +21,8 @@ CONDITIONS: tuple[Condition, ...] = (
     ((("x", "<", 2),), (("k", "=", "c"),)),
 )
 SCHEMES = ("broadcast", "mst", "spt", "per-source", "unicast", "explicit", "explicit-list")
+ONE_WAY = frozenset({"broadcast", "mst", "spt", "per-source", "unicast"})
+"""Schemes by which the events of a publisher have one way to a subscription: their order is promised."""
 CONTROL = "control"
 
 
@@ -79,6 +81,11 @@ class Scenario:
     syncs: bool = True
     newcomers: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Likewise, those that come and go."""
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether each publisher's events must come in order, whichever plan is installed."""
+        return {self.scheme, *(act.whom for act in self.acts if act.kind == "replan")} <= ONE_WAY
 
     def story(self) -> str:
         overlay = ", ".join(f"{a}-{b}" for a, b in self.links) or self.brokers[0]

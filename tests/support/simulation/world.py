@@ -68,6 +68,7 @@ _SETTLE_S = 50.0
 client that died asked for stays for half a minute, and takes what is meant for the next one."""
 _LONGEST_SETTLE_S = 400.0
 """Events that go on coming are late, not lost: a small log makes room every few seconds."""
+_LONGEST_REPLAN_S = 60.0
 _AFTER_S = 2.0
 _LOOK_S = 1.0
 
@@ -108,7 +109,10 @@ class _World:
         for port, name in enumerate((*scenario.brokers, CONTROL), 1):
             rng = random.Random(f"server {scenario.seed} {name}")
             self.servers[name] = SimulatedServer(name, port, self.network, rng, always_sync=scenario.syncs)
-        self.rows: list[HistoryRow] = [RunRow(f"seed {scenario.seed}", loop.time(), patience_s=_PATIENCE_S)]
+        run = RunRow(
+            f"seed {scenario.seed}", loop.time(), ordered=scenario.is_ordered, patience_s=_PATIENCE_S
+        )
+        self.rows: list[HistoryRow] = [run]
         self.numbers: Counter[str] = Counter()
         self.processes: dict[str, str] = {}
         self.tasks: dict[str, asyncio.Task[Any]] = {}
@@ -123,6 +127,9 @@ class _World:
         self.events = 0
         self.busy: dict[str, tuple[float, tuple[tuple[str, dict[str, Any]], ...]] | None] = {}
         self.acknowledged: dict[str, dict[str, Any]] = {}
+        # when the publish of an event was begun; from when on a subscription of later is surely there
+        self.published: dict[str, float] = {}
+        self.since: dict[str, float] = {}
         self.active: dict[str, tuple[str, int]] = dict(scenario.subscriptions)
         self.asked: set[str] = set()
         self.got: set[tuple[str, str]] = set()
@@ -283,6 +290,7 @@ class _World:
                 outcome: Any = "partial" if found.missing else "active"
                 self.rows[place] = SubscribeRow(name, f"{name}/{id}", full, at, outcome, self.loop.time())
                 if outcome == "active":
+                    self.since[id] = self.loop.time()
                     self.active[id] = (name, condition)
             else:
                 self.active.pop(id, None)
@@ -318,6 +326,7 @@ class _World:
             self.calm_at = max(self.calm_at, answered)
             if outcome == "acknowledged":
                 self.acknowledged |= dict(events)
+                self.published |= dict.fromkeys((id for id, _ in events), at)
 
     def _event(self) -> tuple[str, dict[str, Any]]:
         self.events += 1
@@ -350,7 +359,8 @@ class _World:
             return
         now = self.loop.time()
         if act.kind == "replan":
-            self.rows.append(FaultRow("replan", now, now, reorders=True))
+            # the new plan comes some time later; from then on there is a new order
+            self.rows.append(FaultRow("replan", now, now + _LONGEST_REPLAN_S, reorders=True))
             self.scheme = act.whom
             self.plan_number += 1
             self.kill("coordinator:a", 0.5)
@@ -484,16 +494,15 @@ class _World:
         self.rows.append(StatusRow(now, now, tuple(tells), tuple(alarms)))
 
     def missing(self) -> list[tuple[str, str]]:
-        """What was acknowledged and has not come to those who surely had subscribed before the run."""
-        found = []
-        for name, (client, condition) in self.scenario.subscriptions.items():
-            if name in self.active:
-                found += [
-                    (name, event)
-                    for event, values in self.acknowledged.items()
-                    if (f"{client}/{name}", event) not in self.got and holds(CONDITIONS[condition], values)
-                ]
-        return found
+        """What was acknowledged and has not come to those who surely had subscribed before."""
+        return [
+            (name, event)
+            for name, (client, condition) in self.active.items()
+            for event, values in self.acknowledged.items()
+            if self.published[event] >= self.since.get(name, 0.0)
+            and (f"{client}/{name}", event) not in self.got
+            and holds(CONDITIONS[condition], values)
+        ]
 
     async def run(self) -> None:
         scenario, loop = self.scenario, self.loop

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from nats.aio.client import Client as Nats
@@ -205,3 +206,34 @@ def test_the_last_value_of_a_lane_is_read_whole_and_the_others_are_forgotten(
         assert await again.value("out.match") == last
 
     with_server(tmp_path, what)
+
+
+def test_what_another_router_purged_between_two_requests_is_no_loss() -> None:
+    """It wrote 27 and purged 26 after 26 was said to be the last."""
+    log = OutLog(mock.Mock(stats={"reconnects": 0}))
+    log._claimed, log._last = True, 25
+    states = iter([26, 27, 27])
+    log._api = mock.AsyncMock(side_effect=lambda *_: {"state": {"last_seq": next(states), "first_seq": 26}})  # type: ignore[method-assign]
+    found = {27: {"S": "", "W": "another", "B": str(1 << 60)}}
+    log._headers = mock.AsyncMock(side_effect=lambda asked: found.get(asked["seq"], {}))  # type: ignore[method-assign]
+    with pytest.raises(SupersededError):
+        run_to_end(log.load())
+
+
+def test_a_router_whose_connection_was_made_anew_sees_that_it_was_replaced(tmp_path: Path) -> None:
+    """Its next numbers are above all that there is; that must not make it the newer one."""
+
+    async def check(connection: Nats) -> None:
+        old, new = OutLog(connection), OutLog(connection)
+        await old.load()
+        await old.claim()
+        await new.load()
+        await new.claim()
+        old._raise_base()
+        with pytest.raises(SupersededError):
+            await old.check_claim()
+        with pytest.raises(SupersededError):
+            await old.load()
+        assert (await new.load()).lost == ""
+
+    with_server(tmp_path, check)

@@ -128,6 +128,9 @@ class OutLog:
         self._claimed = False
         # numbers of this router's messages are above it; and the connection that this was found on
         self._base = 0
+        # the base that our last write has: who claimed the log since has a higher one, also if ours was
+        # raised meanwhile
+        self._sealed = 0
         self._reconnects = connection.stats["reconnects"]
         # what was lost, until the log is ours again
         self._lost = ""
@@ -169,14 +172,14 @@ class OutLog:
             When another router has claimed the log since this one did.
         """
         self._numbers, self._written = {}, {}
-        info = await self._api(f"STREAM.INFO.{OUT}", {})
-        state = info["state"]
-        last, known = int(state["last_seq"]), self._last
-        headers = await self._marks(last, int(state["first_seq"]))
+        known = self._last
+        last, headers = await self._end()
         is_ours = headers.get("W") == self._writer
         base = int(headers.get("B", "0"))
-        if self._claimed and not is_ours and base > self._base:
+        if self._claimed and not is_ours and base > self._sealed:
             raise SupersededError("another router runs this broker now: this one ends")
+        if is_ours:
+            self._sealed = base
         self._lost = lost = self._lost or (_loss(last, known, is_ours) if self._claimed else "")
         if self._unsure and self._unsure[-1].sequence == last and is_ours and not lost:
             self.written += self._unsure
@@ -200,6 +203,22 @@ class OutLog:
         self._lost = ""
         return LogEnd(self._positions, self._begun, None if self._begun is None else self._epoch, lost)
 
+    async def _end(self) -> tuple[int, dict[str, str]]:
+        """The last sequence, and the headers of the last message that ends a write.
+
+        Another router may write and purge between two requests: a last message that is not there counts as
+        lost only if it still is the last one.
+        """
+        while True:
+            state = (await self._api(f"STREAM.INFO.{OUT}", {}))["state"]
+            last = int(state["last_seq"])
+            headers = await self._headers({"seq": last}) if last else {}
+            if "S" in headers:
+                return last, headers
+            headers = await self._marks(last, int(state["first_seq"]))
+            if int((await self._api(f"STREAM.INFO.{OUT}", {}))["state"]["last_seq"]) == last:
+                return last, headers
+
     async def _marks(self, last: int, first: int) -> dict[str, str]:
         """The headers of the last message that ends a write. That is the last message, unless the server
         lost a part of what was written at once."""
@@ -211,10 +230,9 @@ class OutLog:
 
     async def check_claim(self) -> None:
         """Raise `SupersededError` when another router has claimed the log; changes nothing here."""
-        info = await self._api(f"STREAM.INFO.{OUT}", {})
-        headers = await self._headers({"seq": int(info["state"]["last_seq"])})
+        _, headers = await self._end()
         is_ours = headers.get("W") == self._writer
-        if self._claimed and not is_ours and int(headers.get("B", "0")) > self._base:
+        if self._claimed and not is_ours and int(headers.get("B", "0")) > self._sealed:
             raise SupersededError("another router runs this broker now: this one ends")
 
     def abandon(self) -> None:
@@ -316,7 +334,7 @@ class OutLog:
         self._unsure = []
         self._last += len(messages)
         self._numbers.update(numbers)
-        self._claimed = True
+        self._claimed, self._sealed = True, self._base
 
     def _check(self, answer: bytes, messages: int) -> None:
         told = json.loads(answer or b"{}")
