@@ -210,6 +210,7 @@ def simulated(seed: int) -> Iterator[VirtualLoop]:
     patches: list[tuple[Any, str, Any]] = [
         (time, "monotonic", loop.time),
         (time, "time", wall),
+        (time, "time_ns", lambda: int(wall() * 1e9)),
         (time, "clock_gettime", clock),
         # threads take no time: what is charged for work depends on the machine
         (time, "thread_time", float),

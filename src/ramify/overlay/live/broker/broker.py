@@ -355,7 +355,7 @@ class Broker:
         own = self.connection
         await ensure_streams(own, self.config.sizes)
         await ensure_consumer(own, IN, "router")
-        await ensure_lanes(own, self.config.neighbours, self.clients)
+        await ensure_lanes(own, self.config.neighbours, sorted(self.clients))
 
     async def _link(self, name: str, endpoint: Endpoint) -> None:
         """Read a neighbour's lane to here, from when its server and its router are there."""
