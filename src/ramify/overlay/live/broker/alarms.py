@@ -17,13 +17,13 @@ from ramify.overlay.control.names import REJECTED
 from ramify.overlay.control.records import LossAlarm
 from ramify.overlay.live.wire.streams import api
 
-__all__ = ["SHOWN_S", "Alarms"]
+__all__ = ["ALARMS_SUBJECT", "SHOWN_S", "Alarms"]
 
 _log = logging.getLogger(__name__)
 
 SHOWN_S = 86_400.0
 _MOST = 32
-_SUBJECT = "rejected.~alarms"
+ALARMS_SUBJECT = "rejected.~alarms"
 _NO_MESSAGE = 10037
 
 
@@ -53,7 +53,7 @@ class Alarms:
     async def load(self, connection: Nats) -> None:
         """Know those of earlier processes."""
         told = await api(
-            connection, f"STREAM.MSG.GET.{REJECTED}", {"last_by_subj": _SUBJECT}, missing=_NO_MESSAGE
+            connection, f"STREAM.MSG.GET.{REJECTED}", {"last_by_subj": ALARMS_SUBJECT}, missing=_NO_MESSAGE
         )
         if told:
             data = base64.b64decode(told["message"].get("data", ""))
@@ -70,7 +70,7 @@ class Alarms:
         if self._saved:
             return
         alarms = list(self._alarms)
-        answer = await connection.request(_SUBJECT, msgspec.json.encode(alarms), timeout=5)
+        answer = await connection.request(ALARMS_SUBJECT, msgspec.json.encode(alarms), timeout=5)
         if error := msgspec.json.decode(answer.data or b"{}").get("error"):
             raise LiveError(f"alarms could not be kept: {error.get('description')}")
         self._saved = alarms == self._alarms
