@@ -22,6 +22,7 @@ from ramify.overlay.live.broker.log import OutLog
 from ramify.overlay.live.broker.retention import Keeper
 from ramify.overlay.live.client.lane import LaneClient
 from ramify.overlay.live.wire import streams
+from ramify.overlay.live.wire.connection import SteadyConnection
 from ramify.overlay.live.wire.pull import Puller
 from simulation.scenario import Scenario
 
@@ -86,6 +87,8 @@ def _without_fence() -> list[Any]:
 
 class _PlainConnection(Nats):
     """That of the library."""
+
+    is_answered = SteadyConnection.is_answered
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
